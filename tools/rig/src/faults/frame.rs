@@ -1,7 +1,7 @@
 //! What a worker of a fault campaign tells the oracle, as frames in a pipe.
 //!
 //! The pipe is the worker's wire: it carries every byte that a transfer may send. A frame is a
-//! header of 32 bytes, little-endian, and a payload. `worker.py` writes the same form.
+//! header of 32 bytes, little-endian, and a payload. `outlet.py` writes the same form.
 //!
 //! ```text
 //! kind u8 | flag u8 | starved_ms u16 | queue u32 | number u64 | value u64 | payload bytes u64

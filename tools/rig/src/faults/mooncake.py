@@ -2,8 +2,7 @@
 Mooncake's Transfer Engine as applications do, under `laxity.mooncake` or, by its C interface, under
 `liblaxity_mooncake.so`.
 
-The first argument is the task as JSON, see task.rs, and the second is mooncake_c.py. Frames are those of frame.rs.
-Commands are bytes: `e` finish, `f` fork, `t` end a thread that has submitted. A local socket (`handle`) beside Mooncake
+The second argument is mooncake_c.py. Commands are bytes: `e` finish, `f` fork, `t` end a thread that has submitted. A local socket (`handle`) beside Mooncake
 carries what only the test needs: the initiator asks for a place, and says what Mooncake called complete. The target
 then looks at its memory.
 
@@ -11,22 +10,13 @@ queue 0: synchronous writes. 1: asynchronous writes, several at a time. 2: reads
 """
 
 import contextlib
-import ctypes
 import importlib.machinery
 import importlib.util
-import json
 import mmap
-import os
 import random
 import socket
-import struct
-import sys
-import threading
-import time
 import types
 
-WATCH_S = 0.005
-REPORTED_NS = 20_000_000
 POLL_S = 0.0005
 #: Places in the memory of both sides. Each holds one transfer.
 SLOT = 128 << 10
@@ -35,14 +25,9 @@ DEPTH = 4
 WRITE_SLOTS, READ_SLOT, LOST_SLOT = range(1, 1 + DEPTH), DEPTH + 1, DEPTH + 2
 #: What a place holds when no transfer should be there. No content has this byte first.
 NOTHING = b"\xee"
-SYS_EXIT = {"x86_64": 60}.get(os.uname().machine, 93)
 BROKEN = 3
 #: Longest time until a forked child has its permits and ends.
 CHILD_MAX_S = 10
-
-TASK = json.loads(sys.argv[1])
-LIBC = ctypes.CDLL(None)
-LIBC.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a driver that is killed takes its workers with it.
 
 
 def load_laxity():
@@ -59,23 +44,12 @@ def content(queue, number, size):
     return struct.pack(f"<{size // 8}Q", *range(first, first + size // 8))
 
 
-class Outlet:
-    """Writes frames to the driver. Mooncake may print, so standard output is moved away."""
+class DriverOutlet(Outlet):
+    """Mooncake may print, so standard output is moved away."""
 
     def __init__(self):
-        self.descriptor, self.lock = os.dup(1), threading.Lock()
+        super().__init__(os.dup(1))
         os.dup2(2, 1)
-
-    def put(self, kind, queue, number=0, value=0, payload=b"", flag=0, starved_ms=0):
-        head = struct.pack("<cBHIQQQ", kind, flag, min(starved_ms, 65535), queue, number, value, len(payload))
-        view = memoryview(head + payload)
-        with self.lock:
-            while view:
-                try:
-                    view = view[os.write(self.descriptor, view):]
-                except BrokenPipeError:
-                    os._exit(0)
-
 
     def end_wrong(self, why):
         """Tells the driver what is wrong, and ends the process."""
@@ -168,14 +142,14 @@ class PeerGone(Exception):
     """The target was killed. Mooncake has to say so, too."""
 
 
-class Initiator:
+class Initiator(Watched):
     #: Bytes of the largest transfer, its pieces, and the part of transfers that have less than 8 KiB.
     LARGEST, PIECES, SMALL = SLOT // 2, 3, 0.5
     #: Which of three transfers have hints.
     HINTED = (0,)
 
     def __init__(self, outlet):
-        self.outlet, self.stop, self.starved = outlet, False, 0.0
+        self.outlet, self.stop = outlet, False
         self.memory, self.lock = Memory(self.make_engine()), threading.Lock()
         self.is_leaving, self.awaited = False, []
         self.engine, self.address = self.memory.engine, self.memory.address
@@ -206,14 +180,6 @@ class Initiator:
                 answer = ""
         if not answer:
             raise PeerGone
-
-    def watch(self):
-        last = time.monotonic()
-        while True:
-            time.sleep(WATCH_S)
-            now = time.monotonic()
-            self.starved += max(0.0, now - last - WATCH_S - 0.001)
-            last = now
 
     def measure_permits(self):
         """Reports long waits between two permits. Time that Mooncake needs is not part of them."""
@@ -254,13 +220,6 @@ class Initiator:
 
         _deferred.Gate = _engine.Gate = Gate
         _engine.Deferred = Deferred
-
-    def report_wait(self, begin_ns, starved, end_ns):
-        if end_ns - begin_ns > REPORTED_NS:
-            # The watching thread runs at least once after the wait.
-            time.sleep(2 * WATCH_S)
-            starved_ms = int((self.starved - starved) * 1000)
-            self.outlet.put(b"W", 0, begin_ns, end_ns, starved_ms=starved_ms)
 
     @contextlib.contextmanager
     def hints(self, queue, number):
@@ -523,9 +482,9 @@ class CInitiator(Initiator):
 
 load_laxity()
 if TASK["role"] in ("MooncakeTarget", "MooncakeCTarget"):
-    Target(Outlet()).run()
+    Target(DriverOutlet()).run()
     os._exit(0)
 elif TASK["role"] == "MooncakeCInitiator":
-    CInitiator(Outlet()).run()
+    CInitiator(DriverOutlet()).run()
 else:
-    Initiator(Outlet()).run()
+    Initiator(DriverOutlet()).run()

@@ -34,8 +34,8 @@ pub(super) const LOSE_THREAD: u8 = b't';
 pub(super) const FAIL_QUEUE_PAIR: u8 = b'q';
 /// For workers with engines: kill an engine.
 pub(super) const KILL_ENGINE: u8 = b'k';
-const C_WORKER: &str = include_str!("worker.py");
-const MOONCAKE_WORKER: &str = include_str!("mooncake.py");
+const C_WORKER: &str = concat!(include_str!("outlet.py"), include_str!("worker.py"));
+const MOONCAKE_WORKER: &str = concat!(include_str!("outlet.py"), include_str!("mooncake.py"));
 const MOONCAKE_C: &str = include_str!("mooncake_c.py");
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,22 +1,11 @@
 """A worker of a fault campaign on the C interface (laxity.h), which it calls by ctypes.
 
-Its argument is the task as JSON: socket, seed, library. It writes frames as frame.rs describes, and
-reads commands of one byte: `e` finish, `f` fork a child that sends too, `t` kill a thread that
+It reads commands of one byte: `e` finish, `f` fork a child that sends too, `t` kill a thread that
 has submitted. The end of standard input ends it.
 """
 
 import array
-import ctypes
-import json
-import os
 import random
-import struct
-import sys
-import threading
-import time
-
-WATCH_S = 0.005
-SYS_EXIT = {"x86_64": 60}.get(os.uname().machine, 93)
 
 
 class Options(ctypes.Structure):
@@ -44,48 +33,17 @@ class Stats(ctypes.Structure):
 
 
 Ticket = ctypes.c_uint64 * 8
-TASK = json.loads(sys.argv[1])
 WIRE_S = 0 if TASK["full_rate"] else 0.002
-LIBC = ctypes.CDLL(None)
-LIBC.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a driver that is killed takes its workers with it.
 LAX = ctypes.CDLL(TASK["library"])
 for function in ("lax_attach", "lax_lane_open"):
     getattr(LAX, function).restype = ctypes.c_void_p
 
 
-class Outlet:
-    """Writes frames to a descriptor, one after another."""
-
-    def __init__(self, descriptor):
-        self.descriptor, self.lock = descriptor, threading.Lock()
-
-    def raw(self, data):
-        view = memoryview(data)
-        with self.lock:
-            while view:
-                try:
-                    view = view[os.write(self.descriptor, view):]
-                except BrokenPipeError:
-                    os._exit(0)
-
-    def put(self, kind, queue, number=0, value=0, payload=b"", flag=0, starved_ms=0):
-        head = struct.pack("<cBHIQQQ", kind, flag, min(starved_ms, 65535), queue, number, value, len(payload))
-        self.raw(head + payload)
-
-
-class Worker:
+class Worker(Watched):
     def __init__(self):
-        self.outlet, self.stop, self.starved = Outlet(1), False, 0.0
+        self.outlet, self.stop = Outlet(1), False
         options = Options(ctypes.sizeof(Options), 2, TASK["socket"].encode(), b"worker-c", 0, 20, 0, 0)
         self.client = ctypes.c_void_p(LAX.lax_attach(ctypes.byref(options)))
-
-    def watch(self):
-        last = time.monotonic()
-        while True:
-            time.sleep(WATCH_S)
-            now = time.monotonic()
-            self.starved += max(0.0, now - last - WATCH_S - 0.001)
-            last = now
 
     def submit(self, lane, ticket, queue, number, size):
         self.outlet.put(b"S", queue, number, size, flag=1)
@@ -99,11 +57,7 @@ class Worker:
         while not grant.last:
             begin_ns, starved = time.monotonic_ns(), self.starved
             LAX.lax_wait(lane, ticket, ctypes.byref(grant))
-            end_ns = time.monotonic_ns()
-            if end_ns - begin_ns > 20_000_000:
-                time.sleep(2 * WATCH_S)
-                starved_ms = int((self.starved - starved) * 1000)
-                self.outlet.put(b"W", queue, begin_ns, end_ns, starved_ms=starved_ms)
+            self.report_wait(begin_ns, starved, time.monotonic_ns(), queue)
             if grant.bytes:
                 first = (queue & 0xFF) << 56 | (number & 0xFFFFFFFF) << 24 | offset // 8
                 words = array.array("Q", range(first, first + grant.bytes // 8))
