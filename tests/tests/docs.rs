@@ -43,7 +43,6 @@ const GPU: &[&str] = &[
 /// Second words of fenced blocks (`toml READER`) that no program of this workspace reads.
 const UNCHECKED: &[&str] = &["objectives"];
 
-/// A page: its path from the repository's root, and its text.
 struct Page {
     path: PathBuf,
     text: String,
@@ -100,7 +99,6 @@ fn blocks(page: &Page) -> Vec<Block> {
     found
 }
 
-/// Returns `line` without the text of its code spans.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }

@@ -84,7 +84,6 @@ fn is_over(start: Instant) -> bool {
     stop.exists() || start.elapsed() > PATIENCE
 }
 
-/// Changes to the user of `$BECOME`, if it is set.
 fn become_another_user() {
     if let Ok(user) = std::env::var("BECOME") {
         let user = Uid::from_raw(user.parse().expect("a number"));
@@ -388,7 +387,6 @@ fn start(daemon: &Daemon, folder: &Path, role: &str, user: User) -> Child {
     child("hostile::hostile_role", role, &environment)
 }
 
-/// The process of a hostile client.
 struct Hostile {
     child: Killed,
     lines: BufReader<ChildStdout>,
@@ -431,7 +429,6 @@ fn is_blamed(text: &str, name: &str) -> bool {
     lines.any(|line| BLAME.iter().any(|word| line.contains(word)))
 }
 
-/// Returns flows per second over all of `windows`.
 fn rate(windows: &[Window]) -> f64 {
     let flows: u64 = windows.iter().map(|one| one.flows).sum();
     let time_ns: u64 = windows.iter().map(|one| one.length_ns).sum();

@@ -223,7 +223,6 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
     }
 }
 
-/// Returns the sum of a counter over the lines of a report.
 fn sum(report: &Path, name: &str) -> u64 {
     let text = fs::read_to_string(report).expect("a report");
     let of = |line| serde_json::from_str::<serde_json::Value>(line).expect("JSON")[name].as_u64();

@@ -21,7 +21,6 @@ fn sources() -> PathBuf {
     root().join("shim/nixl/tests/wheel")
 }
 
-/// A program that moves bytes with a release of NIXL.
 struct Mover<'a> {
     folder: &'a Path,
     package: &'a Path,
@@ -64,7 +63,6 @@ impl Mover<'_> {
         self.run(command)
     }
 
-    /// Returns a counter of the library's report.
     fn counted(&self, name: &str) -> u64 {
         let report = std::fs::read_to_string(self.folder.join("report")).expect("a report");
         let line = report.lines().find(|line| line.contains("liblaxity_nixl")).expect("a line");

@@ -98,7 +98,6 @@ pub(crate) fn pip_install(packages: &[&str], folder: &Path) -> Result<(), String
     if output.status.success() { Ok(()) } else { Err(output.all()) }
 }
 
-/// A process that is killed when dropped.
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
@@ -210,7 +209,6 @@ impl Daemon {
         self.child = None;
     }
 
-    /// Waits until the daemon ends by itself.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let status = wait_for(&mut self.child.as_mut().expect("running").0);
         self.child = None;

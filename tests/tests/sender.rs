@@ -16,7 +16,6 @@ pub(crate) const FLOWS: u64 = 40;
 pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
 pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
 
-/// The summary that a sender prints at its end.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Summary {
     pub(crate) scheduled_bytes: u64,

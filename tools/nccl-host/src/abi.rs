@@ -3,7 +3,6 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Size of a connection handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
 pub(crate) const SYMBOL: &str = "ncclNetPlugin_v12";
 pub(crate) const PTR_HOST: c_int = 1;

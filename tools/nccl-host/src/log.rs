@@ -28,7 +28,6 @@ fn all() -> MutexGuard<'static, VecDeque<String>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the last warnings, each in a line of its own.
 pub(crate) fn warnings() -> String {
     let lines = all();
     let last = lines.iter().skip(lines.len().saturating_sub(SHOWN_MAX));

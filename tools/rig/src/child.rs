@@ -73,7 +73,6 @@ pub(crate) fn tail(log: &Path) -> String {
     if last.is_empty() { String::new() } else { format!("\n  {}", last.join("\n  ")) }
 }
 
-/// Returns how many descriptors a process has open.
 pub(crate) fn descriptors(pid: u32) -> Option<usize> {
     Some(fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count())
 }
@@ -131,7 +130,6 @@ impl Guarded {
         Pid::from_raw(self.child.id().cast_signed())
     }
 
-    /// Sends a signal, unless the process has ended.
     pub(crate) fn signal(&mut self, signal: Signal) {
         if self.ended().is_none() {
             let _ = kill(self.pid(), signal);

@@ -17,7 +17,6 @@ use crate::trace::TraceError;
 use crate::vm::network::BadNetwork;
 use crate::vm::task::TaskError;
 
-/// The reason why a part of the lab failed.
 #[derive(Debug, Error)]
 pub enum LabError {
     #[error(transparent)]
@@ -41,7 +40,6 @@ pub enum LabError {
     Task(#[from] TaskError),
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// Something did not happen in time.
     #[error("{what} after {within:?}{said}")]
     Timeout {
         /// What is still not so.

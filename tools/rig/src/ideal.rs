@@ -40,7 +40,6 @@ pub fn service_ns(scaling: &Scaling, new_tokens: u32) -> u64 {
     (f64::from(scaling.layers) * layer) as u64
 }
 
-/// The inputs from which contention-free TTFTs are computed.
 #[derive(Clone, Debug)]
 pub struct Ideal {
     scaling: Scaling,

@@ -94,7 +94,6 @@ pub fn run(config: &LabConfig, progress: bool) -> Result<LabReport, LabError> {
     Ok(report::measure::report(config, &asking, &alone, &records, Machine::of_this()))
 }
 
-/// The fields of a run that the progress bar shows.
 struct Shown {
     label: String,
     requests: usize,

@@ -14,7 +14,6 @@ use crate::carriage;
 use crate::counts::Counts;
 use crate::daemons;
 
-/// Which requests of a run were answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answered {
     All,

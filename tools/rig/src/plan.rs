@@ -35,7 +35,6 @@ pub struct Asked {
     pub placed: Option<Placed>,
 }
 
-/// Where a request is computed, and its TTFT alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
     pub host: usize,
@@ -68,7 +67,6 @@ impl Asked {
     }
 }
 
-/// The requests of a run, and their source.
 #[derive(Clone, Debug)]
 pub struct Asking {
     pub requests: Vec<Request>,

@@ -20,20 +20,14 @@ use crate::fabric;
 use crate::sandbox::{self, find_program};
 use crate::vllm;
 
-/// Paths of the programs that the lab runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tools {
     pub ip: PathBuf,
     pub tc: PathBuf,
-    /// Path of `laxityd`, if a policy needs it.
     pub laxityd: Option<PathBuf>,
-    /// Path of `laxity-coordinator`, if the run has one.
     pub coordinator: Option<PathBuf>,
-    /// Path of the NCCL net plugin, if it carries collectives.
     pub nccl_plugin: Option<PathBuf>,
-    /// Path of `laxity-engine`, if the run has one.
     pub laxity_engine: Option<PathBuf>,
-    /// Path of the Python that has vLLM, if the run needs it.
     pub python: Option<PathBuf>,
 }
 

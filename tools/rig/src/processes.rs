@@ -210,7 +210,6 @@ impl Engines {
         Ok(counts)
     }
 
-    /// Waits until all engines answer.
     pub fn await_all(&mut self) -> Result<(), LabError> {
         let hosts: Vec<usize> = (0..self.hosts).collect();
         self.each(&hosts, &Job::Await, START_WITHIN).map(drop)

@@ -26,7 +26,6 @@ pub enum Device {
     Cuda,
 }
 
-/// The parameters of the model and of its requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServingConfig {

@@ -27,19 +27,13 @@ pub enum TraceError {
         cause: ReadError,
     },
     #[error("{path}, line {line}: {problem}")]
-    Line {
-        path: PathBuf,
-        /// Number of the line, from 1.
-        line: usize,
-        problem: String,
-    },
+    Line { path: PathBuf, line: usize, problem: String },
     #[error("{path}: holds {found} requests; at least 2 are needed")]
     TooShort { path: PathBuf, found: usize },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
-    /// Seconds since the first request.
     pub at_s: f64,
     pub tokens: u32,
     /// Prefix blocks, first to last. Empty if the format has none.

@@ -107,7 +107,6 @@ pub struct Statistics {
     pub requests: usize,
     pub tokens_mean: f64,
     pub reuse: f64,
-    /// Mean arrival rate, in requests per second.
     pub requests_per_s: f64,
 }
 

@@ -43,7 +43,6 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// Why this machine cannot run a guest.
 fn reason_to_skip() -> Option<String> {
     let config = VmConfig::default();
     let lacks = vm::lacks(&config);
@@ -63,7 +62,6 @@ fn sh(script: &str) -> VmJob {
     })
 }
 
-/// Runs a script. Returns its output and its result.
 fn run(config: &VmConfig, script: &str) -> (String, Result<VmReport, VmError>) {
     let mut printed = Vec::new();
     let report = vm::run(config, &sh(script), Input::Empty, &mut |stream, bytes| {

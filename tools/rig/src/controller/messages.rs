@@ -57,13 +57,10 @@ pub struct RunRecord {
     pub daemon_restarts: u32,
     /// The death of a prefill host's vLLM, if it was killed.
     pub restart: Option<RestartRecord>,
-    /// Counters of the NCCL plugin, if it carried exchanges.
     pub carriage: Option<Carriage>,
-    /// The bytes of exchanges beside vLLM, if there were some.
     pub exchanged: Option<ExchangeLedger>,
     /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
-    /// What the daemons found of foreign traffic, if there was some.
     pub foreign: Option<ForeignRecord>,
     /// Whether the kernel kept its own socket buffers at some host.
     pub buffers_unbounded: bool,

@@ -90,7 +90,6 @@ pub struct Failure {
     pub violations: Vec<String>,
     pub faults_before: usize,
     pub schedule: Schedule,
-    /// Whether it is played in virtual time.
     #[serde(default)]
     pub in_virtual_time: bool,
     /// Paths of the round, if processes played it.
@@ -99,7 +98,6 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Reads a file that a campaign wrote.
     pub fn read(file: &Path) -> Result<Self, LabError> {
         let text = std::fs::read(file).map_err(LabError::file("reading", file))?;
         serde_json::from_slice(&text)
@@ -129,7 +127,6 @@ pub struct Report {
     pub failures: Vec<(PathBuf, Failure)>,
     #[serde(default)]
     pub in_virtual_time: bool,
-    /// Events of all rounds in virtual time.
     #[serde(default)]
     pub events: u64,
 }

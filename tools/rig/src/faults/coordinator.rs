@@ -30,7 +30,6 @@ impl RoundCoordinator {
         Ok(coordinator)
     }
 
-    /// Starts the process, unless it runs.
     pub(super) fn launch(&mut self) -> Result<(), LabError> {
         if self.process.is_some() {
             return Ok(());

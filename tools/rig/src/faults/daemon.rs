@@ -44,7 +44,6 @@ pub(super) struct Daemon {
     pub(super) mode: &'static str,
     pub(super) window_kib: u64,
     pub(super) rate: &'static str,
-    /// Where the coordinator is, if there is one.
     pub(super) coordinator: Option<SocketAddr>,
     pub(super) log_is_full: bool,
     limit: Option<String>,

@@ -51,7 +51,6 @@ struct Asker {
     /// Whether the engine that answers was killed and does not listen again yet. Requests that fail
     /// then are sent again.
     front_is_down: AtomicBool,
-    /// Number of times that it was killed.
     front_kills: AtomicU64,
 }
 
@@ -108,7 +107,6 @@ impl Asker {
         }
     }
 
-    /// Tells the oracle of an answer.
     fn report(&self, queue: u32, number: u64, chosen: usize, answer: Result<Vec<u32>, String>) {
         let tokens = match answer {
             Ok(tokens) => tokens,

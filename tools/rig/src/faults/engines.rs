@@ -22,9 +22,7 @@ use crate::client::{Question, ask, get};
 use crate::error::LabError;
 use crate::sandbox;
 
-/// Longest start of an engine on a busy machine.
 const START_MAX: Duration = Duration::from_secs(10);
-/// Longest answer of an engine alone.
 const ALONE_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const HTTP_PORT: u16 = 8000;
@@ -60,7 +58,6 @@ weights = { seed = 7 }
 pub(super) struct EngineAnswers(Arc<Mutex<Option<Vec<Vec<u32>>>>>);
 
 impl EngineAnswers {
-    /// Returns the answers of one engine without a daemon.
     pub(super) fn of(&self, program: &Path) -> Result<Vec<Vec<u32>>, LabError> {
         let mut known = lock(&self.0);
         if let Some(answers) = &*known {
@@ -105,7 +102,6 @@ pub(super) fn prompts() -> Vec<Vec<u32>> {
     (0..PROMPTS).map(prompt).collect()
 }
 
-/// Returns the request of a prompt.
 pub(super) fn question(number: usize, prompt: Vec<u32>) -> Question {
     Question {
         id: number as u64,
@@ -197,7 +193,6 @@ impl EngineProcess {
         Guarded::start("laxity-engine", command.arg(program).arg("--config").arg(file), log)
     }
 
-    /// Waits until the engine answers.
     pub(super) fn await_ready(&mut self, runtime: &Runtime) -> Result<(), LabError> {
         let is_up = poll(START_MAX, LOOK_EVERY, || {
             let answered = runtime.block_on(get(self.spec.endpoint, "/health")).is_ok();

@@ -62,7 +62,6 @@ pub(super) enum Frame {
         scheduled: u64,
         bypassed: u64,
     },
-    /// What the worker itself found to be wrong.
     Wrong {
         why: String,
     },

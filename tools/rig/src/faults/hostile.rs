@@ -73,7 +73,6 @@ fn vandalise(socket: &Path, rng: &mut ChaCha8Rng) -> Result<(), RegistrationErro
     write_garbage(welcome, rng)
 }
 
-/// Writes garbage into the memory of a welcome.
 pub(super) fn write_garbage(
     welcome: Welcome,
     rng: &mut ChaCha8Rng,

@@ -30,7 +30,6 @@ pub struct TransferCounts {
     pub bypassed_bytes: u64,
     /// Transfers that a fault ended with the error that it must give.
     pub ended_by_fault: u64,
-    /// Work requests that siblings of bundles carried.
     pub by_siblings: u64,
 }
 
@@ -167,7 +166,6 @@ struct Wait {
     starved_ns: u64,
 }
 
-/// The model of all queues of a round.
 #[derive(Debug, Default)]
 pub(super) struct Oracle {
     queues: HashMap<(usize, u32), TransferQueue>,

@@ -22,9 +22,7 @@ pub enum Plant {
     Leak,
     /// Threads of the Rust worker end without giving their lanes back, always.
     LeakLane,
-    /// The Rust workers leak memory all the time.
     LeakMemory,
-    /// The Rust workers leak descriptors all the time.
     LeakDescriptor,
 }
 
@@ -32,7 +30,6 @@ pub enum Plant {
 pub(super) struct Reported {
     plant: Option<Plant>,
     armed: Arc<AtomicBool>,
-    /// The transfer that is kept or lost.
     number: Option<u64>,
     kept: Vec<Frame>,
 }

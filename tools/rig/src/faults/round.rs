@@ -50,12 +50,9 @@ pub(super) struct Outcome {
     pub(super) longest_stall_ms: u64,
     /// Whether a worker was seen with the lanes of its queues.
     pub(super) saw_lanes: bool,
-    /// Events of a round in virtual time.
     pub(super) events: u64,
-    /// A digest of these events.
     #[cfg(feature = "virtual-time")]
     pub(super) digest: u64,
-    /// Orders of the coordinator that daemons applied, in virtual time.
     #[cfg(feature = "virtual-time")]
     pub(super) orders: u64,
 }
@@ -145,7 +142,6 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
     Ok(outcome)
 }
 
-/// Tells the oracle what is wrong, if something is.
 fn note(oracle: &Mutex<Oracle>, wrong: Option<String>) {
     if let Some(wrong) = wrong {
         lock(oracle).blame(wrong);

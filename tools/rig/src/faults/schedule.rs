@@ -41,7 +41,6 @@ pub enum FaultKind {
     LogFull,
     /// A port of the router loses some packets for `for_ms`.
     PacketsLost,
-    /// A port of the router is down for `for_ms`.
     LinkDown,
     /// A queue pair with work requests gets into the error state.
     QueuePairFailed,
@@ -67,7 +66,6 @@ pub enum FaultKind {
     CoordinatorLost,
     /// The next orders of the coordinator are lost on the way.
     OrdersLost,
-    /// The last order comes once more.
     OrderRepeated,
     /// Another coordinator leads, of a later term, or of an earlier one for `for_ms`.
     LeaderChanged,
@@ -113,10 +111,8 @@ impl FaultKind {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// The time since the beginning of the round.
     pub at_ms: u64,
     pub kind: FaultKind,
-    /// How long it lasts, if it has an end.
     pub for_ms: u64,
     pub choice: u64,
 }

@@ -22,7 +22,6 @@ use crate::sandbox::find_program;
 use crate::vm::network::DEVICES;
 use crate::vm::verbs::{plugin, prepare};
 
-/// Paths of a campaign with processes.
 pub const PATHS: [&str; 6] = ["client", "c", "nccl", "mooncake", "mooncake_c", "engine"];
 
 /// Number of paths in a round, if nobody named them.
@@ -31,7 +30,6 @@ const ROUND_PATHS: usize = 3;
 /// one that holds permits may have no processor for a while, and nothing measures that.
 const BESIDE_HEAVY_MAX: Duration = Duration::from_secs(1);
 
-/// What the workers of a path are started with.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PathPrograms {
     /// The program of a worker that is no part of the lab, or that it starts: Python that has
@@ -107,7 +105,6 @@ impl PathPrograms {
 pub(super) struct Pace {
     /// Factor of all times and time limits. An emulated processor is slow.
     pub(super) slowness: u32,
-    /// Longest wait that is no violation.
     pub(super) wait_max: Duration,
     /// Names and rate of the NICs in the daemon's configuration.
     pub(super) nics: &'static [&'static str],
@@ -118,7 +115,6 @@ pub(super) struct Pace {
 /// The network of NCCL's two workers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NcclNetwork {
-    /// Settings of the plugin.
     pub(super) settings: &'static [(&'static str, &'static str)],
     /// Number of each worker's device.
     pub(super) receiver: usize,
@@ -174,13 +170,9 @@ pub struct Setting {
     programs: BTreeMap<&'static str, PathPrograms>,
     pub(super) answers: EngineAnswers,
     pub plant: Option<Plant>,
-    /// Path whose workers have the planted bug.
     pub plant_on: String,
-    /// Path of the coordinator, if there is one.
     pub coordinator: Option<PathBuf>,
-    /// Whether workers send as fast as they can.
     pub full_rate: bool,
-    /// Whether somebody named the paths.
     is_named: bool,
     pub(super) pace: Pace,
     /// Paths that are not used, with what they need.
@@ -259,7 +251,6 @@ impl Setting {
         }
     }
 
-    /// Returns the kinds of faults that can be drawn here.
     pub(super) fn kinds(&self) -> Vec<FaultKind> {
         let can = |kind: &FaultKind| self.coordinator.is_some() || !kind.needs_coordinator();
         let more = if self.uses("verbs") { &FaultKind::VERBS[..] } else { &[] };

@@ -114,7 +114,6 @@ impl Series {
         samples.push(value);
     }
 
-    /// Adds a sample of a process. One that is gone has none.
     fn add_process(&mut self, whose: &str, pid: u32) -> Option<()> {
         let (resident, threads) = (status_number(pid, "VmRSS")?, status_number(pid, "Threads")?);
         let values = [resident, descriptors(pid)? as u64, threads];

@@ -86,7 +86,6 @@ pub(super) struct Task {
     /// Whether no other path shares the NIC. Else its flows may have to wait for longer than the
     /// bound, as the policy says.
     pub(super) alone: bool,
-    /// Number of the plugin's device.
     pub(super) device: usize,
     /// File or socket by which the two workers of a pair meet.
     pub(super) handle: PathBuf,

@@ -9,7 +9,6 @@ use super::task::{Outlet, Role, Task, obey};
 use super::{client, engine, hostile, nccl};
 use crate::error::LabError;
 
-/// Runs a worker until the driver ends it.
 pub(super) fn run(task: &str) -> Result<(), LabError> {
     // A driver that is killed takes its workers with it, even those that are stopped.
     let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);

@@ -250,19 +250,16 @@ impl<'a> RoundWorkers<'a> {
         worker.number
     }
 
-    /// Returns the number of a worker.
     pub(super) fn number(&self, choice: u64) -> usize {
         self.workers[self.chosen(choice)].number
     }
 
-    /// Sends a signal to the worker `number`, unless it was killed.
     pub(super) fn signal(&self, number: usize, what: Signal) {
         if let Some(worker) = self.workers.iter().find(|worker| worker.number == number) {
             signal(worker, what);
         }
     }
 
-    /// Returns the workers that know a command.
     fn obedient(&mut self, command: u8) -> Vec<&mut Worker> {
         self.workers.iter_mut().filter(|worker| worker.role.knows(command)).collect()
     }
@@ -304,7 +301,6 @@ impl<'a> RoundWorkers<'a> {
         self.workers.iter().find(has).map(|worker| path_of(worker.role))
     }
 
-    /// Returns the number, the path and the process of each worker.
     pub(super) fn processes(&self) -> Vec<(usize, &'static str, u32)> {
         let of = |worker: &Worker| (worker.number, path_of(worker.role), worker.child.id());
         self.workers.iter().map(of).collect()

@@ -90,7 +90,6 @@ pub struct PolicyRun {
     /// Longest time of a host without a scheduler, in ms. [`Self::hosts`] has the time of each
     /// host.
     pub unscheduled_ms: f64,
-    /// Counters of the NCCL plugin, if it carried exchanges.
     pub plugin: Option<Carriage>,
     /// The bytes of exchanges beside vLLM since the start of the processes, if there were some.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,9 +98,7 @@ pub struct PolicyRun {
     /// What the death of a prefill host's vLLM did to the requests, if it was killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<RestartReport>,
-    /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
-    /// What the daemons found of foreign traffic, if there was some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub foreign: Option<ForeignRecord>,
     /// Whether sockets of some host had the kernel's own buffers. Such a run cannot be compared
@@ -110,7 +107,6 @@ pub struct PolicyRun {
     pub busy_cores: f64,
     pub lab_cores: f64,
     pub wall_s: f64,
-    /// Percentiles 0 … 100 for plots.
     pub percentiles: Percentiles,
 }
 
@@ -121,14 +117,12 @@ pub struct HostReport {
     pub ingress: f64,
     pub sent_bytes: BTreeMap<String, u64>,
     pub scheduled_bytes: u64,
-    /// Payload bytes that the host sent without a permit.
     pub bypassed_bytes: u64,
     /// Time that the host was without a scheduler, in ms.
     pub unscheduled_ms: f64,
     pub prompt_tokens: u64,
 }
 
-/// Percentiles 0 … 100 of several quantities.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
     pub ttft_ms: Vec<f64>,
@@ -146,7 +140,6 @@ pub struct WorkloadReport {
     pub ideal_ttft_ms: f64,
     pub prefixes: usize,
     pub prefix_tokens: u64,
-    /// How a recording was fitted, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fitting: Option<Fitting>,
 }

@@ -267,7 +267,6 @@ fn scheduled(counts: &Counts) -> u64 {
     (counts.get("scheduled_bytes_total") + counts.get("laxityd_completed_bytes")) as u64
 }
 
-/// Returns the bytes that went out without a permit.
 fn bypassed(counts: &Counts) -> u64 {
     (counts.get("bypassed_bytes_total") + counts.get("laxityd_bypassed_bytes")) as u64
 }

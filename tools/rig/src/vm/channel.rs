@@ -55,7 +55,6 @@ pub fn send(port: &mut impl Write, kind: FrameKind, content: &[u8]) -> io::Resul
     }
 }
 
-/// Returns the next frame.
 pub fn receive(port: &mut impl Read) -> io::Result<(FrameKind, Vec<u8>)> {
     let mut head = [0; 5];
     port.read_exact(&mut head)?;

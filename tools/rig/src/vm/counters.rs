@@ -21,7 +21,6 @@ pub struct Passed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
     pub sent: Passed,
-    /// Packets that were dropped because the queue was full.
     pub drops: u64,
     pub backlog_bytes: u64,
 }

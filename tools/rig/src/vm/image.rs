@@ -65,7 +65,6 @@ pub fn cache_folder() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("laxity-vm-cache"))
 }
 
-/// Returns the newest kernel in the cache.
 pub fn cached_kernel(cache: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
     entries
@@ -116,7 +115,6 @@ pub fn lacks(cache: &Path) -> Vec<Lack> {
     lacks
 }
 
-/// Returns the name of the package with the stock kernel.
 fn kernel_package() -> Option<String> {
     let output = Command::new(program("apt-cache"))
         .args(["depends", META_PACKAGE])

@@ -45,14 +45,12 @@ pub struct GuestJob {
     pub shares: Vec<Share>,
     /// Path of `lib/modules/RELEASE` of the guest's kernel, on the host.
     pub modules: PathBuf,
-    /// Release of the guest's kernel.
     pub release: String,
     pub job: VmJob,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Release of the guest's kernel.
     pub release: String,
     pub gid_index: u32,
     /// Rate of the router's ports, in Mbit/s. `None` without shaping.

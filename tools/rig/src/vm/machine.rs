@@ -282,7 +282,6 @@ impl Drop for Vm {
     }
 }
 
-/// Connects to the channel's socket. QEMU waits for this connection.
 fn connect(folder: &Path, events: &Receiver<VmEvent>) -> Result<UnixStream, VmError> {
     const LIMIT: Duration = Duration::from_secs(30);
     let give_up = Instant::now() + LIMIT;

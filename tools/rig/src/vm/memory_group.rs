@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use crate::error::LabError;
 
-/// Folder of the control groups, where the guest mounts them.
 pub(super) const GROUPS: &str = "/sys/fs/cgroup";
 /// The process may have so much more memory until its group throttles it, and until the kernel
 /// kills it.

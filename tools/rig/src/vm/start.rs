@@ -29,7 +29,6 @@ pub struct VmConfig {
     pub limit: Option<Duration>,
     /// Longest time without a message or heartbeat. After it the guest counts as hung.
     pub silence_limit: Duration,
-    /// Cache folder of kernels.
     pub cache: PathBuf,
 }
 

@@ -59,7 +59,6 @@ pub struct TaskReport {
 }
 
 impl TaskReport {
-    /// Reports whether the program ended by itself with 0.
     pub fn succeeded(&self) -> bool {
         self.status.is_some_and(|status| status.success()) && !self.timed_out
     }
@@ -150,7 +149,6 @@ impl Running {
         self.child.id()
     }
 
-    /// Reports whether the program has not ended yet.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -182,7 +180,6 @@ impl Running {
         found.flatten()
     }
 
-    /// Waits until one of the streams contains a text.
     pub fn wait_for(&mut self, awaited: &str, limit: Duration) -> Result<(), TaskError> {
         let began = Instant::now();
         let has_said = poll(limit, LOOK_EVERY, || {
@@ -201,7 +198,6 @@ impl Running {
         })
     }
 
-    /// Reports whether both streams have ended.
     fn is_drained(&self) -> bool {
         self.listeners.iter().all(JoinHandle::is_finished)
     }

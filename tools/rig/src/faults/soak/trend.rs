@@ -7,7 +7,6 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Samples that a judgement needs.
 pub(super) const SAMPLES_MIN: usize = 15;
 
 /// The medians of a series over the thirds of a soak.
@@ -46,7 +45,6 @@ impl Growth {
         })
     }
 
-    /// Returns what is wrong if the series grows.
     pub(super) fn wrong(&self) -> Option<String> {
         let rises = self.first < self.middle && self.middle < self.last;
         (rises && self.last - self.first > self.bound).then(|| {

@@ -30,7 +30,6 @@ struct WelcomedStream {
 
 pub(super) struct VirtualCoordinator {
     cluster: Cluster,
-    /// The highest term so far.
     term: u64,
     stream: Option<WelcomedStream>,
     /// Whether daemons can't reach it.
@@ -39,7 +38,6 @@ pub(super) struct VirtualCoordinator {
     last_order: Option<FromCoordinator>,
     /// The last epoch that the daemon applied: its term and its sequence.
     applied: Option<(u64, u64)>,
-    /// Number of orders that daemons applied.
     pub(super) orders: u64,
     outdated_looks: u32,
 }
@@ -203,7 +201,6 @@ impl VirtualCoordinator {
         }
     }
 
-    /// Delivers the last order once more.
     pub(super) fn repeat_order(&mut self, now: Time, daemon: &mut DaemonStream) {
         if let (Some(order), Some(stream)) = (self.last_order.clone(), self.stream.take()) {
             self.hear(now, daemon, stream, vec![order]);
@@ -228,7 +225,6 @@ impl VirtualCoordinator {
         None
     }
 
-    /// Checks the coordinator's own accounts.
     pub(super) fn audit(&self) -> Option<String> {
         self.cluster.audit().err()
     }

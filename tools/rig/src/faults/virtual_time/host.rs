@@ -28,7 +28,6 @@ const UID_MIN: u32 = 100_000;
 /// Steps in which a scheduler carries a command out.
 const COMMAND_STEPS: usize = 16;
 
-/// What a connection waits for.
 enum Phase {
     Greeting,
     Attaching(oneshot::Receiver<()>, OwnedFd),

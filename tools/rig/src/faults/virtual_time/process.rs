@@ -18,12 +18,10 @@ use super::queue::{Style, VirtualQueue};
 use crate::faults::hostile::{Hoard, lie_once, write_garbage};
 use crate::faults::plant::{Plant, Reported};
 
-/// Queues of a process, each with a lane.
 pub(super) const QUEUES: usize = 2;
 
 const WORK_REQUESTS: &str = "work_requests";
 
-/// What a hostile client does.
 enum Hostility {
     /// It writes garbage, on a new connection each time.
     Vandal(Option<OwnedFd>),

@@ -24,7 +24,6 @@ const TRANSFERS_PER_BATCH: u64 = 8;
 /// Longest sleep of which the scheduler knows nothing. No wake-up ends such a sleep.
 const UNANNOUNCED: Duration = Duration::from_millis(1);
 
-/// What a queue did.
 pub(super) enum Done {
     Frame(Frame),
     /// Bytes of a transfer go to the wire.
@@ -37,7 +36,6 @@ pub(super) enum Done {
     Wrong(&'static str),
 }
 
-/// How a queue uses the library.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Style {
     /// Whether the next transfer is submitted only once this one is permitted, as NCCL does. If
@@ -74,7 +72,6 @@ pub(super) struct VirtualQueue {
     pause_until_ns: u64,
     /// Transfers to submit at once, whatever is open.
     pub(super) burst: u32,
-    /// Whether it submits no more.
     pub(super) finishing: bool,
     pub(super) ended: bool,
 }

@@ -10,7 +10,6 @@ use rand::RngExt as _;
 use rand::seq::IndexedRandom as _;
 use rand_chacha::ChaCha8Rng;
 
-/// The name of the port's NIC.
 pub(super) const NIC: &str = "virtual";
 /// Lanes of a client: those of its queues, one for threads that end, and a few for a leak.
 const LANES: u16 = 12;
@@ -18,7 +17,6 @@ pub(super) const SLOTS: u16 = 64;
 /// The slowest rate of the port, in bytes per second.
 const RATE_MIN: u64 = 125_000_000;
 
-/// Draws a daemon's configuration.
 pub(super) fn draw(rng: &mut ChaCha8Rng) -> Config {
     let mut config = Config::default();
     config.scheduler.lanes = LANES;
@@ -60,7 +58,6 @@ pub(super) fn change_mode(config: &mut Config, choice: u64) {
     config.mode = [Mode::Off, Mode::Observe][(choice % 2) as usize];
 }
 
-/// Changes the rate of the port, and returns it in bytes per second.
 pub(super) fn change_rate(config: &mut Config, choice: u64) -> u64 {
     let rate = RATE_MIN << (choice % 3);
     config.nic[0].rate = Rate(rate).into();

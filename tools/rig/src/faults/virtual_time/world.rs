@@ -47,7 +47,6 @@ const EVENTS_MAX: u64 = 1_000_000;
 pub(super) enum WorldEvent {
     /// A step of the scheduler, unless another one was planned since.
     Step(u64),
-    /// Registration looks at its sockets.
     Serve,
     /// A queue acts, unless another act was planned since.
     Act {
@@ -63,7 +62,6 @@ pub(super) enum WorldEvent {
         bytes: u64,
     },
     Harm(usize),
-    /// Messages pass between the daemon and the coordinator.
     Coordinate,
     Fault(usize),
     Undo(chaos::FaultEnd),
@@ -84,9 +82,7 @@ pub(super) struct VirtualWorld<'a> {
     pub(super) outcome: Outcome,
     /// Periods in which the daemon or the port was stopped.
     pub(super) stops: Vec<(u64, u64)>,
-    /// Since when the daemon is stopped.
     pub(super) stopped_ns: Option<u64>,
-    /// Time in which nothing ran.
     pub(super) starved_ns: u64,
     /// Number of faults and ends of faults that are still to come.
     pub(super) planned: usize,
@@ -433,7 +429,6 @@ impl VirtualWorld<'_> {
         }
     }
 
-    /// Tells the oracle what the library of a process has counted.
     pub(super) fn count(&mut self, process: usize) {
         let stats = self.processes[process].client.as_ref().map(Client::stats);
         if let Some(stats) = stats {

@@ -147,7 +147,6 @@ impl Entry {
     }
 }
 
-/// Returns the programs of the matrix.
 pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
     entries()
         .filter(|entry| !entry.outside_matrix && !entry.lacks_python(programs))
@@ -155,7 +154,6 @@ pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
         .collect()
 }
 
-/// Returns a program that is not in the matrix.
 pub(super) fn find(name: &str, lab: &Lab<'_>) -> Result<Program, LabError> {
     entries()
         .find(|entry| entry.outside_matrix && entry.name == name)

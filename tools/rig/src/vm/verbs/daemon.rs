@@ -101,7 +101,6 @@ impl GuestDaemon {
     }
 }
 
-/// Returns the status of the daemon at the default socket.
 pub(super) fn status() -> Result<Status, LabError> {
     status_at(CONTROL)
 }

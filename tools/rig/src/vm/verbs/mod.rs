@@ -75,11 +75,9 @@ pub struct Matrix {
     /// sanitizer's library to be loaded first.
     pub checks_asan: PathBuf,
     pub libasan: PathBuf,
-    /// Names of the programs and faults to run. Empty means all.
     pub only: Vec<String>,
     pub keep_going: bool,
     pub cycles: u32,
-    /// Number of faults of the campaign.
     pub faults: u64,
     pub seed: u64,
     pub plant: Option<Plant>,

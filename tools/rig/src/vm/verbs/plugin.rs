@@ -48,7 +48,6 @@ fn groups() -> Vec<Group> {
     file.remove("group").unwrap_or_default()
 }
 
-/// Returns the names of all cases of the plugin.
 pub(super) fn names() -> Vec<String> {
     let others = ["nccl_scheduled", "nccl_preloaded", paths::NAME].map(str::to_owned);
     groups().into_iter().map(|group| group.name).chain(others).collect()

@@ -83,7 +83,6 @@ pub fn prepared_python() -> Option<PathBuf> {
     (is_done && python.is_file()).then_some(python)
 }
 
-/// Takes a lock of the cache until the file is dropped.
 fn lock(name: &str) -> Result<fs::File, LabError> {
     fs::create_dir_all(folder()).map_err(LabError::file("creating", &folder()))?;
     let lock = folder().join(name);

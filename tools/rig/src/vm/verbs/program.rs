@@ -56,7 +56,6 @@ pub(super) struct Program {
     pub(super) launch: Launch,
     pub(super) server: Option<(Side, Ready)>,
     pub(super) client: Side,
-    /// Whether some work requests must have waited.
     pub(super) must_defer: bool,
     /// DSCP of connected queue pairs, or `None` if the program sets classes itself.
     pub(super) dscp: Option<u8>,
@@ -134,7 +133,6 @@ fn listens(port: u16) -> bool {
     })
 }
 
-/// Waits until a client can connect to a server.
 pub(super) fn await_ready(
     lab: &Lab<'_>,
     server: &mut Running,

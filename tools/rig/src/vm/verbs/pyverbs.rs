@@ -45,7 +45,6 @@ impl SuiteResults {
     }
 }
 
-/// The environment of a run of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
     /// Without the library and without a daemon.

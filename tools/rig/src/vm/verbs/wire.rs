@@ -67,7 +67,6 @@ impl Capture {
         Ok(Self { running, read: 24 })
     }
 
-    /// Returns the traffic since the last call.
     pub(super) fn take(&mut self) -> Result<Crossed, LabError> {
         let mut file = File::open(FILE).map_err(LabError::file("reading", FILE))?;
         let give_up = Instant::now() + QUIET_WITHIN;
