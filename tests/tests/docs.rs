@@ -12,36 +12,21 @@ use std::process::Command;
 use crate::process::{Said, binary, words};
 use crate::sources::{files, none, root, text};
 
-const HISTORY: &[&str] = &["CHANGELOG.md"];
-
-/// Second words of `toml` blocks, each with the program that reads the file and its arguments
-/// before the path. Tests of `mooncake-adapter` read objectives.
-const READERS: &[(&str, &str, &[&str])] = &[
-    ("laxityd", "laxityd", &["--check-config", "--config"]),
-    ("coordinator", "laxity-coordinator", &["--check", "--config"]),
-    ("profile", "laxity", &["profiles"]),
-    ("plan", "laxity", &["sim", "run", "--show-plan"]),
-    ("model", "laxity", &["sim", "models"]),
+/// Second words of `toml` blocks, each with the program that reads `FILE` and its arguments.
+const READERS: [(&str, &str, &str); 7] = [
+    ("laxityd", "laxityd", "--check-config --config FILE"),
+    ("coordinator", "laxity-coordinator", "--check --config FILE"),
+    ("profile", "laxity", "profiles FILE"),
+    ("plan", "laxity", "sim run --show-plan FILE"),
+    ("model", "laxity", "sim models FILE"),
     ("gpu", "laxity", GPU),
-    ("engine", "laxity-engine", &["check-config", "--config"]),
+    ("engine", "laxity-engine", "check-config --config FILE"),
 ];
 
-/// Arguments that simulate a small cluster for a second. The path follows the last `=`.
-const GPU: &[&str] = &[
-    "sim",
-    "sweep",
-    "--policies=fair",
-    "--seeds=1",
-    "--axis=workload.rate_per_gpu=0.1",
-    "--set=cluster.servers=4",
-    "--set=model.name=mixtral-8x7b",
-    "--set=model.ep=8",
-    "--set=workload.seconds=1",
-    "--set=cluster.gpu=",
-];
-
-/// Second words of fenced blocks (`toml READER`) that no program of this workspace reads.
-const UNCHECKED: &[&str] = &["objectives"];
+/// Arguments that simulate a small cluster for a second.
+const GPU: &str = "sim sweep --policies=fair --seeds=1 --axis=workload.rate_per_gpu=0.1 \
+                   --set=cluster.servers=4 --set=model.name=mixtral-8x7b --set=model.ep=8 \
+                   --set=workload.seconds=1 --set=cluster.gpu=FILE";
 
 struct Page {
     path: PathBuf,
@@ -76,7 +61,14 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-fn blocks(page: &Page) -> Vec<Block> {
+/// Returns all fenced blocks in a language, which is their first word.
+fn blocks(language: &str) -> Vec<Block> {
+    let mut all: Vec<_> = pages().iter().flat_map(blocks_of).collect();
+    all.retain(|block| block.info.first().is_some_and(|first| first == language));
+    all
+}
+
+fn blocks_of(page: &Page) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
     let mut open = false;
     for (number, line) in page.text.lines().enumerate() {
@@ -128,15 +120,8 @@ fn anchor(heading: &str) -> String {
         rest = after.split_once(')').map_or("", |(_, after)| after);
     }
     text.push_str(rest);
-    text.trim()
-        .to_lowercase()
-        .chars()
-        .filter_map(|c| match c {
-            ' ' => Some('-'),
-            c if c.is_alphanumeric() || c == '-' || c == '_' => Some(c),
-            _ => None,
-        })
-        .collect()
+    let is_dropped = |c: char| !(c.is_alphanumeric() || c == '-' || c == '_');
+    text.trim().to_lowercase().replace(' ', "-").replace(is_dropped, "")
 }
 
 fn anchors(text: &str) -> BTreeSet<String> {
@@ -201,7 +186,7 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
         .collect();
     let mut wrong = Vec::new();
     for page in pages() {
-        if HISTORY.contains(&page.name().as_str()) {
+        if page.name() == "CHANGELOG.md" {
             continue;
         }
         for (number, line) in prose(&page.text) {
@@ -295,12 +280,10 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
     certificates(&certs);
     let file = folder.path().join("example.toml");
     let mut wrong = Vec::new();
-    for block in pages().iter().flat_map(blocks) {
-        if block.info.first().is_none_or(|language| language != "toml") {
-            continue;
-        }
+    for block in blocks("toml") {
         let reader = block.info.get(1).map_or("", String::as_str);
-        if UNCHECKED.contains(&reader) {
+        // Tests of `mooncake-adapter` read these.
+        if reader == "objectives" {
             continue;
         }
         let Some((_, program, arguments)) = READERS.iter().find(|(name, ..)| *name == reader)
@@ -310,14 +293,8 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
         };
         let here = format!("{}/", certs.display());
         fs::write(&file, block.text.replace("/etc/laxity/", &here)).expect("example written");
-        let mut command = Command::new(binary(program));
-        match arguments.split_last() {
-            Some((last, before)) if last.ends_with('=') => {
-                command.args(before).arg(format!("{last}{}", file.display()))
-            }
-            _ => command.args(*arguments).arg(&file),
-        };
-        let output = Said::of(&mut command);
+        let arguments = arguments.replace("FILE", &file.display().to_string());
+        let output = Said::of(Command::new(binary(program)).args(words(&arguments)));
         if !output.status.success() {
             wrong.push(format!("{}: {}", block.place, output.all()));
         }
@@ -381,10 +358,7 @@ fn commands_in_the_documentation_exist_with_their_flags() {
     let makefile = text("Makefile");
     let mut helps = Helps::default();
     let mut wrong = Vec::new();
-    for block in pages().iter().flat_map(blocks) {
-        if block.info.first().is_none_or(|language| language != "sh") {
-            continue;
-        }
+    for block in blocks("sh") {
         let joined = block.text.replace("\\\n", " ");
         for call in joined.lines().flat_map(calls) {
             let program = call.program;

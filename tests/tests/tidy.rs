@@ -215,15 +215,11 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
             modifiers.iter().any(|start| word.starts_with(start)) || word.starts_with('"')
         };
         let first = words.iter().take_while(is_modifier).count();
-        if words.get(first) != Some(&"fn") || line.ends_with('}') {
+        if words.get(first) != Some(&"fn") || line.ends_with(['}', ';']) {
             continue;
         }
         let end = format!("{}}}", &line[..indent]);
-        let body = lines[at..].iter().position(|line| *line == end);
-        let declared = lines[at..].iter().position(|line| line.ends_with(';'));
-        if let Some(body) = body
-            && !(line.ends_with(';') || declared.is_some_and(|at| at == 0))
-        {
+        if let Some(body) = lines[at..].iter().position(|line| *line == end) {
             let name = words.get(first + 1).copied().unwrap_or_default();
             found.push((name.split(['(', '<']).next().unwrap_or(name), body + 1));
         }
