@@ -138,7 +138,7 @@ fn times(
         .collect()
 }
 
-/// Adds what the record has as it is, and the counters of the links.
+/// Adds what the record has as it is, its errors, and the counters of the links.
 fn add_record(run: &mut PolicyRun, record: &RunRecord) {
     run.foreign.clone_from(&record.foreign);
     run.coordinator.clone_from(&record.coordinator);
@@ -147,6 +147,9 @@ fn add_record(run: &mut PolicyRun, record: &RunRecord) {
     run.daemon_restarts = record.daemon_restarts;
     run.buffers_unbounded = record.buffers_unbounded;
     (run.busy_cores, run.lab_cores) = (record.busy_cores, record.lab_cores);
+    for error in record.answers.iter().filter_map(|answer| answer.error.clone()) {
+        *run.errors.entry(error).or_default() += 1;
+    }
     for LinkRecord { egress, ingress } in &record.links {
         for (&dscp, counters) in ingress {
             *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
@@ -191,7 +194,6 @@ fn policy_run(
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
-        errors: errors(record),
         answers_compared: whole().filter(|a| reference.contains_key(&a.id)).count(),
         answers_different: wrong,
         ttft_slo_attainment: times.iter().filter(in_time).count() as f64
@@ -251,14 +253,6 @@ fn bytes_lost(record: &RunRecord, kv: Option<&mut Ledger>, asked: &[Asked]) -> u
     };
     let kv = kv.map_or(0, |kv| kv.compare(scheduled, answered));
     kv + record.exchanged.as_ref().map_or(0, |of| of.lost_bytes(scheduled))
-}
-
-fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
-    let mut errors = BTreeMap::new();
-    for error in record.answers.iter().filter_map(|a| a.error.clone()) {
-        *errors.entry(error).or_default() += 1;
-    }
-    errors
 }
 
 /// Returns the bytes that went out with a permit, as `laxity-engine` or else the daemon counts

@@ -128,6 +128,12 @@ fn heading(report: &LabReport) -> String {
     text.trim_end().to_owned()
 }
 
+/// Returns the counts other than 0, each with what it counts.
+fn counted<const N: usize>(counts: [(u64, &str); N]) -> Vec<String> {
+    let some = counts.iter().filter(|(count, _)| *count > 0);
+    some.map(|(count, what)| format!("{count} {what}")).collect()
+}
+
 fn carried(plugin: &Carriage) -> String {
     let mut text = format!(
         "the NCCL plugin sent {} MB in {} messages",
@@ -142,14 +148,8 @@ fn carried(plugin: &Carriage) -> String {
         };
         text += &format!(", {} MB {name}", megabytes(*bytes));
     }
-    for (count, what) in
-        [(plugin.deferred, "had to wait"), (plugin.overdue, "for as long as they may")]
-    {
-        if count > 0 {
-            text += &format!(", {count} {what}");
-        }
-    }
-    text
+    let waits = [(plugin.deferred, "had to wait"), (plugin.overdue, "for as long as they may")];
+    [vec![text], counted(waits)].concat().join(", ")
 }
 
 fn waited(run: &PolicyRun, exchanged: &ExchangeLedger) -> String {
@@ -200,16 +200,12 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     if !kv.checked {
         text += ", BYTES ARE NOT CHECKED: requests were given up";
     }
-    for (count, what) in [
+    let wrong = counted([
         (kv.failed_transfers, "transfers failed"),
         (kv.expired, "requests' KV expired"),
         (run.bytes_lost, "BYTES ARE NOT ACCOUNTED FOR"),
-    ] {
-        if count > 0 {
-            text += &format!(", {count} {what}");
-        }
-    }
-    text
+    ]);
+    [vec![text], wrong].concat().join(", ")
 }
 
 fn beside(foreign: &ForeignRecord) -> String {
@@ -247,14 +243,7 @@ fn followed(said: &CoordinatorRecord, hosts: usize) -> String {
 }
 
 fn remark(run: &PolicyRun) -> String {
-    let mut note = format!("{}: ", run.policy);
-    let mut add = |text: String| {
-        if !note.ends_with(": ") {
-            note.push_str("; ");
-        }
-        note.push_str(&text);
-    };
-    add(if run.answers_different.is_empty() {
+    let answers = if run.answers_different.is_empty() {
         format!("{} answers, the same as alone", run.answers_compared)
     } else {
         let numbers: Vec<String> =
@@ -265,58 +254,34 @@ fn remark(run: &PolicyRun) -> String {
             run.answers_compared,
             numbers.join(", ")
         )
-    });
-    add(format!(
-        "{} MB with a permit, {} MB without",
-        megabytes(run.scheduled_bytes),
-        megabytes(run.bypassed_bytes)
-    ));
+    };
+    let [permitted, bypassed] = [run.scheduled_bytes, run.bypassed_bytes].map(megabytes);
+    let mut notes = vec![answers, format!("{permitted} MB with a permit, {bypassed} MB without")];
     let failed: usize = run.errors.values().sum();
-    if let Some((why, _)) = run.errors.first_key_value() {
-        add(format!("{failed} requests failed ({why})"));
-    }
-    let unfinished = run.requests - run.completed - failed;
-    if unfinished > 0 {
-        add(format!("{unfinished} requests unfinished"));
-    }
-    if run.prefilled_after_all > 0 {
-        add(format!("{} prompts computed by decode hosts", run.prefilled_after_all));
-    }
-    if run.batches_failed > 0 {
-        add(format!("{} batches failed", run.batches_failed));
-    }
-    if let Some(kv) = &run.kv {
-        add(moved(run, kv));
-    }
-    if let Some(plugin) = &run.plugin {
-        add(carried(plugin));
-    }
-    if let Some(exchanged) = &run.collectives {
-        add(waited(run, exchanged));
-    }
+    let why = run.errors.keys().next();
+    notes.extend(why.map(|why| format!("{failed} requests failed ({why})")));
+    notes.extend(counted([
+        ((run.requests - run.completed - failed) as u64, "requests unfinished"),
+        (run.prefilled_after_all, "prompts computed by decode hosts"),
+        (run.batches_failed, "batches failed"),
+    ]));
+    notes.extend(run.kv.as_ref().map(|kv| moved(run, kv)));
+    notes.extend(run.plugin.as_ref().map(carried));
+    notes.extend(run.collectives.as_ref().map(|exchanged| waited(run, exchanged)));
     if run.policy != NONE && run.unscheduled_ms > 0.0 {
-        add(format!("unscheduled for {:.0} ms (the longest at any host)", run.unscheduled_ms));
+        let longest = run.unscheduled_ms;
+        notes.push(format!("unscheduled for {longest:.0} ms (the longest at any host)"));
     }
-    if run.daemon_restarts > 0 {
-        add(format!("{} daemons restarted", run.daemon_restarts));
-    }
-    if let Some(restart) = &run.restart {
-        add(restarted(restart));
-    }
-    if let Some(said) = &run.coordinator {
-        add(followed(said, run.hosts.len()));
-    }
-    if let Some(foreign) = &run.foreign {
-        add(beside(foreign));
-    }
-    if run.fabric_drops > 0 {
-        add(format!("{} packets dropped", run.fabric_drops));
-    }
+    notes.extend(counted([(run.daemon_restarts.into(), "daemons restarted")]));
+    notes.extend(run.restart.as_ref().map(restarted));
+    notes.extend(run.coordinator.as_ref().map(|said| followed(said, run.hosts.len())));
+    notes.extend(run.foreign.as_ref().map(beside));
+    notes.extend(counted([(run.fabric_drops, "packets dropped")]));
     let other = run.busy_cores - run.lab_cores;
     if other > OTHER_CORES_MAX {
-        add(format!("other work took {other:.2} cores"));
+        notes.push(format!("other work took {other:.2} cores"));
     }
-    note
+    format!("{}: {}", run.policy, notes.join("; "))
 }
 
 fn remarks(report: &LabReport) -> String {
