@@ -103,19 +103,23 @@ impl<M> SendQueue<M> {
                 }
             }
         }
-        while let Some(request) = self.sending.pop_front() {
-            match request.test()? {
-                Tested::Done(region, _) => {
-                    self.spare.push(region);
-                    counts.done += 1;
-                }
-                Tested::Pending(request) => {
-                    self.sending.push_front(request);
-                    break;
-                }
-            }
+        while let Some((region, _)) = take_done(&mut self.sending)? {
+            self.spare.push(region);
+            counts.done += 1;
         }
         Ok(counts)
+    }
+}
+
+/// Takes the oldest request if it is done.
+fn take_done(requests: &mut VecDeque<Request>) -> Result<Option<(Region, usize)>, HostError> {
+    let Some(request) = requests.pop_front() else { return Ok(None) };
+    match request.test()? {
+        Tested::Done(region, length) => Ok(Some((region, length))),
+        Tested::Pending(request) => {
+            requests.push_front(request);
+            Ok(None)
+        }
     }
 }
 
@@ -169,17 +173,11 @@ impl ReceiveQueue {
                 }
             }
         }
-        let Some(request) = self.receiving.pop_front() else { return Ok(None) };
-        match request.test()? {
-            Tested::Done(mut region, length) => {
-                let taken = take(&mut region[..length]);
-                self.spare.push(region);
-                Ok(Some(taken))
-            }
-            Tested::Pending(request) => {
-                self.receiving.push_front(request);
-                Ok(None)
-            }
-        }
+        let done = take_done(&mut self.receiving)?;
+        Ok(done.map(|(mut region, length)| {
+            let taken = take(&mut region[..length]);
+            self.spare.push(region);
+            taken
+        }))
     }
 }

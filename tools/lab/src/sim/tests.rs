@@ -100,27 +100,30 @@ fn a_figure_of_a_folder_is_still_set_beside_what_the_paper_says() {
     assert!(page.contains("the paper says"));
 }
 
+fn mistake(line: &[&str]) -> String {
+    format!("{:#}", laxity(line).expect_err("a mistake"))
+}
+
 #[test]
 fn mistakes_are_found_before_anything_runs() {
-    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
-    assert!(error(&["run", "smok"]).contains("built-in plan; those are smoke"));
-    assert!(
-        error(&["run", "smoke", "--set", "model.tp=3"]).contains("--set: model.tp: groups of 3")
-    );
-    assert!(error(&["run", "smoke", "--only", "sjf"]).contains("there are fair, mfs, laxity"));
-    assert!(error(&["run", "smoke", "--json", "-", "--csv", "-"]).contains("only one of"));
-    assert!(error(&["run", "smoke", "--markdown", "/nowhere/page.md"]).contains("cannot write"));
-    assert!(error(&["page", "/nowhere"]).contains("holds no results"));
-    assert!(
-        error(&["run", "smoke", "--only", "mfs", "--policies", "mfs"]).contains("cannot be used")
-    );
+    for (line, complaint) in [
+        ("run smok", "built-in plan; those are smoke"),
+        ("run smoke --set model.tp=3", "--set: model.tp: groups of 3"),
+        ("run smoke --only sjf", "there are fair, mfs, laxity"),
+        ("run smoke --json - --csv -", "only one of"),
+        ("run smoke --markdown /nowhere/page.md", "cannot write"),
+        ("page /nowhere", "holds no results"),
+        ("run smoke --only mfs --policies mfs", "cannot be used"),
+    ] {
+        let said = mistake(&line.split(' ').collect::<Vec<_>>());
+        assert!(said.contains(complaint), "{said}");
+    }
 }
 
 #[test]
 fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
-    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
-    let set = error(&["run", "smoke", "--set", "serving.requests=lifo"]);
-    let axis = error(&["sweep", "--axis", "serving.requests=fcfs,lifo"]);
+    let set = mistake(&["run", "smoke", "--set", "serving.requests=lifo"]);
+    let axis = mistake(&["sweep", "--axis", "serving.requests=fcfs,lifo"]);
     for order in ["fcfs", "edf", "srpf", "edf_relegate", "qoserve"] {
         assert!(set.contains(order), "{set}");
         assert!(axis.contains(order), "{axis}");
@@ -128,20 +131,16 @@ fn an_order_of_requests_that_does_not_exist_is_answered_with_those_that_do() {
     }
     laxity(&["fields"]).expect("a list");
     laxity(&["fields", "serving.requests"]).expect("one");
-    assert!(error(&["fields", "colour"]).contains("`colour`"));
+    assert!(mistake(&["fields", "colour"]).contains("`colour`"));
 }
 
 #[test]
 fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
-    let error = |line: &[&str]| format!("{:#}", laxity(line).expect_err("a mistake"));
     for paper in ["qoserve", "hyperflexis", "hmas", "maestro"] {
-        let reproduce = ["reproduce", paper];
-        let with = |more: &[&'static str]| -> Vec<&'static str> {
-            reproduce.iter().copied().chain(more.iter().copied()).collect()
-        };
-        assert!(error(&with(&["--data", "/nowhere"])).contains("no such folder"));
-        assert!(error(&with(&["--json", "/nowhere/a.json"])).contains("cannot write"));
-        assert!(error(&with(&["--seeds", "0"])).contains("--seeds"));
+        let error = |option, value| mistake(&["reproduce", paper, option, value]);
+        assert!(error("--data", "/nowhere").contains("no such folder"));
+        assert!(error("--json", "/nowhere/a.json").contains("cannot write"));
+        assert!(error("--seeds", "0").contains("--seeds"));
     }
 }
 
