@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,17 @@ pub(crate) fn output(
         // A program that stops reading reports why. Its message is read below.
         let _ = stdin.write_all(input.as_bytes());
     }
-    let output = child.wait_with_output().map_err(LabError::system("waiting for a program"))?;
+    succeeded(name, &child.wait_with_output().map_err(LabError::system("waiting for a program"))?)
+}
+
+/// Runs a program with the input and output that the command says, and returns what it captured.
+pub(crate) fn run(command: &mut Command) -> Result<String, LabError> {
+    let name = format!("{command:?}");
+    let output = command.output().map_err(LabError::start(&name))?;
+    succeeded(name, &output)
+}
+
+fn succeeded(name: impl Display, output: &Output) -> Result<String, LabError> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if !output.status.success() {
         let how = format!("failed ({}): {}", output.status, text(&output.stderr));

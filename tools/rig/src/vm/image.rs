@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::vmlinux;
+use crate::child::run;
 use crate::error::LabError;
 use crate::probe::{Lack, lack};
 use crate::sandbox::find_program;
@@ -178,18 +179,9 @@ fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> Result<PathBuf, LabError> 
     let _ = fs::remove_dir_all(&new);
     fs::create_dir_all(&new).map_err(LabError::file("creating", &new))?;
     let made = (|| -> Result<PathBuf, LabError> {
-        run(Command::new(program("apt-get")).args(["-q", "download", &package]).current_dir(&new))
-            .map_err(LabError::step(format_args!(
-                "downloading {package} (no network, or old package lists?)"
-            )))?;
-        let package_file = fs::read_dir(&new)
-            .map_err(LabError::file("reading", &new))?
-            .flatten()
-            .map(|entry| entry.path())
-            .find(|path| path.extension() == Some(OsStr::new("deb")))
-            .ok_or_else(|| {
-                LabError::program("apt-get", format!("downloaded no package {package}"))
-            })?;
+        let package_file = download(&package, &new).map_err(LabError::step(format_args!(
+            "downloading {package} (no network, or old package lists?)"
+        )))?;
         unpack(&package_file, &new)?;
         let release = package.trim_start_matches("linux-image-").to_owned();
         let compressed = new.join(format!("boot/vmlinuz-{release}"));
@@ -215,6 +207,16 @@ fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> Result<PathBuf, LabError> 
         let _ = fs::remove_dir_all(&new);
     }
     made
+}
+
+/// Downloads a package from Debian's archive into `folder`, and returns its file.
+pub(super) fn download(package: &str, folder: &Path) -> Result<PathBuf, LabError> {
+    run(Command::new(program("apt-get")).args(["-q", "download", package]).current_dir(folder))?;
+    let files = fs::read_dir(folder).map_err(LabError::file("reading", folder))?.flatten();
+    files
+        .map(|entry| entry.path())
+        .find(|path| path.extension() == Some(OsStr::new("deb")))
+        .ok_or_else(|| LabError::program("apt-get", format!("downloaded no package {package}")))
 }
 
 fn program(name: &str) -> PathBuf {
@@ -243,17 +245,6 @@ fn unpack(package: &Path, into: &Path) -> Result<(), LabError> {
         return Err(LabError::program("dpkg-deb", how));
     }
     Ok(())
-}
-
-fn run(command: &mut Command) -> Result<String, LabError> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(LabError::start(&name))?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if !output.status.success() {
-        let how = format!("failed ({}): {}", output.status, text(&output.stderr));
-        return Err(LabError::program(name, how));
-    }
-    Ok(text(&output.stdout))
 }
 
 /// Returns the modules to load, each after its dependencies, as modprobe(8) lists them. The host's

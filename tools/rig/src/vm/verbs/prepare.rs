@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-use crate::child;
+use crate::child::run;
 use crate::error::LabError;
 use crate::sandbox::find_program;
 use crate::vm::image;
@@ -17,10 +17,6 @@ pub const TRANSFER_ENGINE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.pos
 /// Returns the folder for the programs, next to the guest's kernel.
 pub fn folder() -> PathBuf {
     image::cache_folder().join("verbs")
-}
-
-fn call(command: &mut Command) -> Result<String, LabError> {
-    child::output(format!("{command:?}"), command, "")
 }
 
 fn modified(path: &Path) -> Option<SystemTime> {
@@ -53,7 +49,7 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabErr
             command.env("SANITIZE", sanitizer);
         }
         let step = "building the check programs; `tools/setup.sh verbs` helps";
-        call(&mut command).map_err(LabError::step(step))?;
+        run(&mut command).map_err(LabError::step(step))?;
         let built = out.join("built");
         fs::write(&built, "").map_err(LabError::file("writing", &built))?;
     }
@@ -61,7 +57,7 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabErr
 }
 
 pub fn libasan() -> Result<PathBuf, LabError> {
-    let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
+    let path = run(Command::new("cc").arg("-print-file-name=libasan.so"))?;
     Path::new(&path)
         .canonicalize()
         .map_err(LabError::file("finding the compiler's address sanitizer", &path))
@@ -115,12 +111,10 @@ pub fn python() -> Result<PathBuf, LabError> {
             has.is_ok_and(|output| output.status.success())
         })
         .ok_or_else(|| LabError::missing("python3's `venv`", "install python3-venv"))?;
-    call(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
-    call(
-        Command::new(&python)
-            .args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"])
-            .args(["--no-cache-dir", TRANSFER_ENGINE]),
-    )
+    run(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"])
+        .args(["--no-cache-dir", TRANSFER_ENGINE]))
     .map_err(LabError::step(
         "getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without",
     ))?;
@@ -170,19 +164,17 @@ pub fn c_interface() -> Result<PathBuf, LabError> {
         fs::write(&file, text).map_err(LabError::file("writing", &file))?;
     }
     let package = "import importlib.util as u; print(u.find_spec('mooncake.engine').origin)";
-    let engine = call(Command::new(&python).args(["-c", package]))?;
+    let engine = run(Command::new(&python).args(["-c", package]))?;
     let beside = Path::new(&engine).parent().unwrap_or(Path::new("/"));
     let library = folder.join("libtransfer_engine.so");
     // The engine refers to functions of the interpreter, which the process has.
-    call(
-        Command::new(compiler)
-            .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,--allow-shlib-undefined"])
-            .arg("-o")
-            .arg(&library)
-            .arg(folder.join(C_INTERFACE[0].0))
-            .args(["-Wl,--no-as-needed", &engine])
-            .arg(format!("-Wl,-rpath,{}", beside.display())),
-    )
+    run(Command::new(compiler)
+        .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,--allow-shlib-undefined"])
+        .arg("-o")
+        .arg(&library)
+        .arg(folder.join(C_INTERFACE[0].0))
+        .args(["-Wl,--no-as-needed", &engine])
+        .arg(format!("-Wl,-rpath,{}", beside.display())))
     .map_err(LabError::step("building a library with Mooncake's C interface"))?;
     let done = folder.join("laxity-has");
     fs::write(&done, has).map_err(LabError::file("writing", &done))?;
@@ -194,7 +186,8 @@ const PYVERBS: &str = "python3-pyverbs";
 /// Returns the folder with pyverbs (`modules`) and its test suite (`tests`), as Debian packages
 /// them. Their release is that of the host's libibverbs.
 pub fn pyverbs() -> Result<PathBuf, LabError> {
-    let release = call(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libibverbs1"]))
+    let asked = ["-W", "-f", "${Version}", "libibverbs1"];
+    let release = run(Command::new("dpkg-query").args(asked))
         .map_err(LabError::step("pyverbs is got from Debian; --without-pyverbs does without"))?;
     let out = folder().join("pyverbs");
     let done = out.join("laxity-has");
@@ -205,22 +198,11 @@ pub fn pyverbs() -> Result<PathBuf, LabError> {
     let _ = fs::remove_dir_all(&out);
     let package = out.join("package");
     fs::create_dir_all(&package).map_err(LabError::file("creating", &package))?;
-    call(
-        Command::new("apt-get")
-            .args(["download", "-q", &format!("{PYVERBS}={release}")])
-            .current_dir(&out),
-    )
-    .map_err(LabError::step(
+    let file = image::download(&format!("{PYVERBS}={release}"), &out).map_err(LabError::step(
         "getting pyverbs from Debian's archive; `apt-get update` helps, --without-pyverbs \
         does without",
     ))?;
-    let file = fs::read_dir(&out)
-        .map_err(LabError::file("reading", &out))?
-        .flatten()
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
-        .ok_or_else(|| LabError::program("apt-get", "downloaded no package"))?;
-    call(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&package))?;
+    run(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&package))?;
     let tests = package.join("usr/share/doc/rdma-core/tests");
     let packed: Vec<PathBuf> = fs::read_dir(&tests)
         .map_err(LabError::file("reading pyverbs' tests in", &tests))?
@@ -228,7 +210,7 @@ pub fn pyverbs() -> Result<PathBuf, LabError> {
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|ending| ending == "gz"))
         .collect();
-    call(Command::new("gzip").arg("-d").args(packed))?;
+    run(Command::new("gzip").arg("-d").args(packed))?;
     fs::rename(&tests, out.join("tests")).map_err(LabError::file("moving", &tests))?;
     let modules = package.join("usr/lib/python3/dist-packages");
     fs::rename(&modules, out.join("modules")).map_err(LabError::file("moving", &modules))?;
