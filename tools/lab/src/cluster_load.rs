@@ -7,7 +7,8 @@ use clap::Args;
 use laxity_quantity::Nanos;
 use laxity_trial::load::{LoadPlan, run};
 
-use laxity_cli::output::{self, check, put, replace, say};
+use crate::publish;
+use laxity_cli::output::{self, put, replace, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
@@ -35,9 +36,7 @@ fn duration(text: &str) -> Result<Nanos, String> {
 }
 
 pub(crate) fn load(args: &LoadArgs) -> Result<()> {
-    if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
-        check(path)?;
-    }
+    publish::check(&args.json)?;
     let report = run(&LoadPlan {
         daemons: args.daemons,
         batches: args.batches,
@@ -46,7 +45,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<()> {
     })?;
     let json = output::json(&report)? + "\n";
     match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => return Ok(put(json.as_bytes())?),
+        Some(path) if publish::is_stdout(path) => return Ok(put(json.as_bytes())?),
         Some(path) => replace(path, json.as_bytes())?,
         None => {}
     }

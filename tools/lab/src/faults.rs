@@ -1,20 +1,20 @@
 //! `laxity lab faults`: a fault campaign on this machine.
 
 use std::io::{self, IsTerminal as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use laxity_cli::output::{self, say};
+use laxity_cli::output;
 use laxity_rig::error::LabError;
 use laxity_rig::faults::{self, Campaign, Failure, PATHS, Plant, Player, Setting, SoakPlan};
 use laxity_rig::vm::verbs::prepare;
 use serde::Serialize;
 
-use crate::exit_code;
 use crate::lab::named;
+use crate::{exit_code, publish};
 
 /// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
 const REPLAYS: u32 = 10;
@@ -122,14 +122,12 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode> {
         prepare::c_interface()?;
         return Ok(ExitCode::SUCCESS);
     }
-    for path in [&args.json, &args.report].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
-        output::check(path)?;
-    }
+    publish::check([&args.json, &args.report].into_iter().flatten())?;
     let progress = !args.quiet && io::stderr().is_terminal();
     if let Some(length) = args.soak {
         let plan = SoakPlan { seed: args.seed, length, setting: setting(args, &args.paths)? };
         let report = faults::soak(&plan, progress, |line| eprintln!("{line}"))?;
-        publish(args, &report, [faults::soak_table, faults::soak_page])?;
+        write(args, &report, [faults::soak_table, faults::soak_page])?;
         return Ok(exit_code(report.violations.is_empty()));
     }
     let report = match &args.replay {
@@ -153,7 +151,7 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode> {
             faults::run(&campaign, progress, |line| eprintln!("{line}"))?
         }
     };
-    publish(args, &report, [faults::table, faults::page])?;
+    write(args, &report, [faults::table, faults::page])?;
     Ok(exit_code(report.violations == 0))
 }
 
@@ -177,23 +175,13 @@ fn player(args: &FaultsArgs, paths: &[String], in_virtual_time: bool) -> Result<
 }
 
 /// Writes a report where the arguments ask for it, as a table and as a page.
-fn publish<R: Serialize>(
+fn write<R: Serialize>(
     args: &FaultsArgs,
     report: &R,
     [table, page]: [fn(&R) -> String; 2],
 ) -> Result<()> {
-    let table = table(report);
     if let Some(path) = &args.report {
         output::replace(path, page(report).as_bytes())?;
     }
-    if args.json.as_deref() == Some(Path::new("-")) {
-        say(output::json(report)?)?;
-        eprintln!("{table}");
-    } else {
-        if let Some(path) = &args.json {
-            output::replace(path, output::json(report)?.as_bytes())?;
-        }
-        say(&table)?;
-    }
-    Ok(())
+    publish::publish(args.json.as_deref(), report, &table(report))
 }

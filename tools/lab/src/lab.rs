@@ -13,6 +13,7 @@ use laxity_rig::report;
 use laxity_rig::vllm::{Connector, restart};
 use serde::de::DeserializeOwned;
 
+use crate::publish::{self, is_stdout};
 use crate::{faults, verbs, vm};
 use laxity_cli::output::{self, say};
 
@@ -314,7 +315,7 @@ fn check() -> Result<()> {
 
 fn compare(args: &RunArgs) -> Result<()> {
     let config = args.lab_config()?;
-    if args.html.as_deref() == Some(Path::new("-")) {
+    if args.html.as_deref().is_some_and(is_stdout) {
         bail!(
             "a page goes into a file: give --html a name (only --json writes to standard output)"
         );
@@ -323,13 +324,10 @@ fn compare(args: &RunArgs) -> Result<()> {
         let shown = config.to_toml().context(SHOWN)?;
         return Ok(say(shown.trim_end())?);
     }
-    // Check that the results can be written before the run takes minutes.
-    for path in [&args.json, &args.html].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
-        output::check(path)?;
-    }
+    publish::check([&args.json, &args.html].into_iter().flatten())?;
     let progress = !args.quiet && io::stderr().is_terminal();
     let outcome = lab::run(&config, progress)?;
-    publish(args, &outcome)?;
+    write(args, &outcome)?;
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
         bail!(
@@ -364,29 +362,18 @@ fn compare(args: &RunArgs) -> Result<()> {
     Ok(())
 }
 
-fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
-    let (page, table) = (report::html(outcome), report::table(outcome));
-    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
-    if let Some(path) = &args.json {
-        let json = output::json(outcome)?;
-        if to_stdout {
-            say(&json)?;
-        } else {
-            output::replace(path, json.as_bytes())?;
-        }
-    }
+fn write(args: &RunArgs, outcome: &LabReport) -> Result<()> {
     if let Some(path) = &args.html {
-        output::replace(path, page.as_bytes())?;
+        output::replace(path, report::html(outcome).as_bytes())?;
     }
-    if to_stdout {
-        eprintln!("{table}");
-    } else {
-        say(&table)?;
-        for (what, path) in [("data", &args.json), ("page", &args.html)] {
-            if let Some(path) = path {
-                let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
-                say(format!("{what}: {}", shown.display()))?;
-            }
+    publish::publish(args.json.as_deref(), outcome, &report::table(outcome))?;
+    if args.json.as_deref().is_some_and(is_stdout) {
+        return Ok(());
+    }
+    for (what, path) in [("data", &args.json), ("page", &args.html)] {
+        if let Some(path) = path {
+            let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
+            say(format!("{what}: {}", shown.display()))?;
         }
     }
     Ok(())

@@ -11,6 +11,7 @@ mod certs;
 mod cluster_load;
 mod faults;
 mod lab;
+mod publish;
 #[cfg(feature = "clusters")]
 mod sim;
 mod verbs;

@@ -15,10 +15,10 @@ use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, pr
 use laxity_rig::vm::{self, Input, Stream, VmConfig, VmJob};
 
 use laxity_cli::library;
-use laxity_cli::output::{self, say};
+use laxity_cli::output::say;
 
-use crate::exit_code;
 use crate::lab::named;
+use crate::{exit_code, publish};
 
 pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both
@@ -143,10 +143,7 @@ impl VerbsArgs {
     }
 
     fn play(&self) -> Result<ExitCode> {
-        let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-        let file = self.json.as_ref().filter(|_| !to_stdout);
-        // Check that the report can be written before the job takes minutes.
-        file.map_or(Ok(()), |path| output::check(path))?;
+        publish::check(&self.json)?;
         let job = VmJob::Verbs(Box::new(self.config()?));
         // Progress goes to standard error because standard output may carry the report.
         let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
@@ -156,16 +153,7 @@ impl VerbsArgs {
         };
         let report: VerbsReport = serde_json::from_value(outcome.finished.details)
             .context("the guest's report cannot be read")?;
-        let (json, table) = (output::json(&report)?, verbs::table(&report));
-        if let Some(path) = file {
-            output::replace(path, json.as_bytes())?;
-        }
-        if to_stdout {
-            say(json)?;
-            eprintln!("{table}");
-        } else {
-            say(table)?;
-        }
+        publish::publish(self.json.as_deref(), &report, &verbs::table(&report))?;
         Ok(exit_code(report.passed()))
     }
 

@@ -10,6 +10,8 @@ use clap::Args;
 use laxity_cli::output::{self, say};
 use laxity_rig::vm::{self, Exec, Input, NetworkConfig, Stream, VmConfig, VmError, VmJob};
 
+use crate::publish;
+
 /// Exit codes of the lab itself. A timeout has the code of timeout(1).
 const TIMED_OUT: u8 = 124;
 const LAB_FAILED: u8 = 125;
@@ -123,8 +125,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     let config = args.config()?;
     let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let file = args.json.as_ref().filter(|_| !to_stderr);
-    // Check that the file can be written before the command takes time.
-    file.map_or(Ok(()), |path| output::check(path))?;
+    publish::check(file)?;
     let job = VmJob::Exec(like_this(args.command.clone())?);
     let input = if io::stdin().is_terminal() { Input::Empty } else { Input::Stdin };
     let report = match vm::run(&config, &job, input, &mut print) {

@@ -10,7 +10,8 @@ use clap::Args;
 use laxity_sim::requests::PaperError;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
 
-use laxity_cli::output::{self, check, put, replace, say};
+use crate::publish::{self, is_stdout};
+use laxity_cli::output::{self, say};
 
 /// Arguments of `laxity sim reproduce` for a paper about requests.
 #[derive(Args)]
@@ -60,11 +61,7 @@ pub(super) fn run(
             data.display()
         );
     }
-    let to_output = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
-    let files = args.json.iter().filter(|_| !to_output);
-    for file in files.chain(&args.markdown) {
-        check(file)?;
-    }
+    publish::check(args.json.iter().chain(&args.markdown))?;
     let processors = std::thread::available_parallelism();
     let found = reproduce(&Options {
         seeds: (args.first_seed..args.first_seed + args.seeds).collect(),
@@ -74,18 +71,12 @@ pub(super) fn run(
         progress: !args.quiet && io::stderr().is_terminal(),
     })?;
     if let Some(path) = &args.json {
-        let mut json = output::json(&found)?;
-        json.push('\n');
-        if to_output {
-            put(json.as_bytes())?;
-        } else {
-            replace(path, json.as_bytes())?;
-        }
+        publish::write(path, &(output::json(&found)? + "\n"))?;
     }
     if let Some(path) = &args.markdown {
-        replace(path, found.markdown().as_bytes())?;
+        output::replace(path, found.markdown().as_bytes())?;
     }
-    if !to_output {
+    if !args.json.as_deref().is_some_and(is_stdout) {
         say(found.table())?;
     }
     Ok(ExitCode::SUCCESS)

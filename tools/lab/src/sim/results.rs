@@ -9,7 +9,8 @@ use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, map, page, table};
 use laxity_sim::run::Timing;
 
-use laxity_cli::output::{self, OutputError, put, say};
+use crate::publish::{self, is_stdout};
+use laxity_cli::output::{self, OutputError, say};
 
 /// Files that a report is written to.
 #[derive(Args, Debug, Default)]
@@ -44,7 +45,7 @@ impl Destinations {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             bail!("only one of --json, --csv, --markdown and --map can go to standard output");
         }
-        Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
+        publish::check(self.all())
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
@@ -69,11 +70,7 @@ impl Destinations {
                 "map" => map::map(report)?,
                 _ => page::page(report),
             };
-            if is_stdout(path) {
-                put(text.as_bytes())?;
-                continue;
-            }
-            output::replace(path, text.as_bytes())?;
+            publish::write(path, &text)?;
             if !self.all().any(is_stdout) {
                 let shown = path.canonicalize().unwrap_or_else(|_| path.clone());
                 say(format!("{what}: {}", shown.display()))?;
@@ -81,10 +78,6 @@ impl Destinations {
         }
         Ok(())
     }
-}
-
-fn is_stdout(path: &Path) -> bool {
-    path.as_os_str() == "-"
 }
 
 const TIMING: &str = "timing.json";
