@@ -11,8 +11,7 @@ use crate::process::{Daemon, Said, binary, laxity, wait_bounded};
 
 #[test]
 fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), "");
+    let (_folder, daemon) = Daemon::alone("");
     let control = daemon.control().display().to_string();
 
     let page = laxity(&["status", "--control", &control]).good().stdout;
@@ -75,8 +74,7 @@ fn what_an_operator_does_with_a_host_works_with_a_real_daemon() {
 
 #[test]
 fn the_example_job_ends_well_only_if_a_daemon_scheduled_every_byte() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let job = |socket: &Path| {
         let mut command = Command::new(binary("laxity"));
         command.args(["example-job", "--seconds", "1"]).env("LAXITY_SOCKET", socket);

@@ -35,8 +35,7 @@ struct Waiting {
 
 impl Waiting {
     fn begin(command: Command) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+        let (folder, daemon) = Daemon::alone(SMALL_WINDOW);
         let path = folder.path().join("sink");
         let sink = Sink::listen(&path);
         let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
@@ -147,8 +146,7 @@ fn bypass_lets_waiting_flows_go_at_once() {
 
 #[test]
 fn with_completions_a_small_window_schedules_every_byte() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+    let (folder, daemon) = Daemon::alone(SMALL_WINDOW);
     sender::complete(&daemon, &folder.path().join("sink"));
     eventually("the daemon has accounted for all of it", || {
         let totals = daemon.status().totals;
@@ -165,8 +163,7 @@ fn assert_idle(daemon: &Daemon) {
 
 #[test]
 fn a_client_killed_at_any_point_leaves_nothing_behind() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+    let (folder, daemon) = Daemon::alone(SMALL_WINDOW);
     let descriptors =
         || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("fds").count();
     let before = descriptors();
@@ -191,8 +188,7 @@ fn a_client_killed_at_any_point_leaves_nothing_behind() {
 
 #[test]
 fn a_client_finds_a_daemon_that_comes_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut daemon = Daemon::start(folder.path(), "");
+    let (folder, mut daemon) = Daemon::alone("");
     let path = folder.path().join("sink");
     let listener = UnixListener::bind(&path).unwrap();
     let sender = sender::start("linger", &daemon.socket(), &path);
@@ -218,8 +214,7 @@ fn a_client_finds_a_daemon_that_comes_back() {
 
 /// Kills a daemon whose client never waits for it, and starts another one.
 fn a_client_that_never_waits_finds_the_next_daemon(config: &str, bypass: bool) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut daemon = Daemon::start(folder.path(), config);
+    let (folder, mut daemon) = Daemon::alone(config);
     if bypass {
         daemon.operator().bypass(true).expect("done");
     }

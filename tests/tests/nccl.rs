@@ -231,8 +231,7 @@ fn sum(report: &Path, name: &str) -> u64 {
 
 #[test]
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (_folder, daemon) = Daemon::alone("");
     let cases =
         ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed", "one_sided_16"];
     let mut command = check(&plugin(), &ENDS, &cases);
@@ -248,8 +247,7 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
 
 #[test]
 fn nccls_one_sided_operations_wait_for_permits_also_where_a_rank_dies() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let report = folder.path().join("report");
     let mut command = check(&plugin(), &[NEWEST], &ONE_SIDED);
     command.env("LAXITY_SOCKET", daemon.socket()).env("LAXITY_REPORT", &report);
@@ -261,8 +259,7 @@ fn nccls_one_sided_operations_wait_for_permits_also_where_a_rank_dies() {
 
 #[test]
 fn the_nccl_plugin_applies_the_mode_of_the_profile() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let (profile, report) = (folder.path().join("mine.toml"), folder.path().join("report"));
     fs::write(&profile, "mode = \"observe\"\n").expect("a profile");
     let mut command = check(&plugin(), &[NEWEST], &["in_order"]);
@@ -284,8 +281,7 @@ fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
         .into_iter()
         .flat_map(|signal| [(signal, &ENDS[..], two_sided), (signal, &[NEWEST][..], ONE_SIDED)])
     {
-        let folder = tempfile::tempdir().expect("a folder");
-        let mut daemon = Daemon::start(folder.path(), "");
+        let (_folder, mut daemon) = Daemon::alone("");
         let mut command = check(&plugin(), versions, &cases);
         command.env("LAXITY_SOCKET", daemon.socket());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("nccl_check starts");

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 
 /// Longest wait before a test fails as a hang. It is generous, since the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -140,6 +141,13 @@ impl Daemon {
         let mut daemon = Self::configured(folder, extra);
         daemon.launch();
         daemon
+    }
+
+    /// Does the same in a new folder.
+    pub(crate) fn alone(extra: &str) -> (TempDir, Self) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let daemon = Self::start(folder.path(), extra);
+        (folder, daemon)
     }
 
     /// Writes the configuration of a daemon that is not started yet.

@@ -11,12 +11,9 @@ use crate::sender;
 
 #[test]
 fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
-    let folder = tempfile::tempdir().expect("a folder");
     // The rate is so low that most of the sender's flows have to wait.
-    let daemon = Daemon::start(
-        folder.path(),
-        "[[nic]]\nname = \"eth7\"\nrate = \"80Mbit\"\nchunk = \"64KiB\"\n",
-    );
+    let (folder, daemon) =
+        Daemon::alone("[[nic]]\nname = \"eth7\"\nrate = \"80Mbit\"\nchunk = \"64KiB\"\n");
     let control = daemon.control().display().to_string();
     let out = folder.path().join("trace.json");
     let out = out.to_str().expect("UTF-8");
@@ -99,8 +96,7 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
 
 #[test]
 fn a_trace_with_too_little_room_says_how_much_is_not_in_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let mut operator = daemon.operator();
     assert!(operator.trace_read().is_err(), "there is none");
     assert!(operator.trace_start(0, 10).is_err(), "no time");
@@ -150,8 +146,7 @@ fn assert_no_trace_runs(daemon: &Daemon) {
 
 #[test]
 fn a_trace_that_is_interrupted_is_written_and_ended() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     for ending in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let out = folder.path().join(format!("{ending}.json"));
         let tracer = start(&daemon, &out, &[]);
@@ -166,8 +161,7 @@ fn a_trace_that_is_interrupted_is_written_and_ended() {
 
 #[test]
 fn a_traced_command_starts_with_no_signal_blocked() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     // No shell, since shells clear the mask.
     let command = ["--", "cat", "/proc/self/status"];
     let tracer = start(&daemon, &folder.path().join("trace.json"), &command);
@@ -180,8 +174,7 @@ fn a_traced_command_starts_with_no_signal_blocked() {
 
 #[test]
 fn a_trace_whose_command_line_is_killed_ends_by_itself() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let mut tracer = start(&daemon, &folder.path().join("trace.json"), &[]);
     tracer.kill().expect("SIGKILL");
     tracer.wait().expect("wait");
@@ -193,8 +186,7 @@ fn a_trace_whose_command_line_is_killed_ends_by_itself() {
 
 #[test]
 fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), "");
+    let (folder, daemon) = Daemon::alone("");
     let (out, ended) = (folder.path().join("trace.json"), folder.path().join("ended"));
     // The script ends by itself after a while, whatever happens to this test.
     let script = format!(

@@ -205,8 +205,7 @@ fn next_serves(daemon: &Daemon, before: Option<u32>) -> (Duration, u32) {
 
 #[test]
 fn daemons_in_standby_take_turns_with_each_client_where_nobody_keeps_the_sockets() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut first = Daemon::start(folder.path(), SMALL_WINDOW);
+    let (folder, mut first) = Daemon::alone(SMALL_WINDOW);
     let stop = AtomicBool::new(false);
     let (took, stats, mut last) = std::thread::scope(|scope| {
         let (socket, stop) = (first.socket(), &stop);
@@ -249,8 +248,7 @@ fn daemons_in_standby_take_turns_with_each_client_where_nobody_keeps_the_sockets
 
 #[test]
 fn a_daemon_in_standby_ends_in_order_and_survives_a_broken_configuration() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut first = Daemon::start(folder.path(), SMALL_WINDOW);
+    let (folder, mut first) = Daemon::alone(SMALL_WINDOW);
     let mut second = standby(folder.path());
     second.signal(Signal::SIGHUP);
     second.signal(Signal::SIGTERM);
