@@ -163,8 +163,7 @@ fn completions_and_manual_pages_cover_every_command() {
     let out = folder.path().join("man");
     for (program, commands) in [("laxity", ["bypass", "sim"]), ("laxity-lab", ["verbs", "certs"])] {
         let run = |arguments: &[&str]| {
-            let mut command = Command::new(binary(program));
-            Said::of(command.args(arguments)).good().stdout
+            Said::of(Command::new(binary(program)).args(arguments)).good().stdout
         };
         for shell in ["bash", "zsh", "fish"] {
             let script = run(&["completions", shell]);

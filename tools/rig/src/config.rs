@@ -199,7 +199,6 @@ impl Default for LabConfig {
     }
 }
 
-/// The sizes and times of the timed engine's model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {

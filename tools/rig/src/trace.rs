@@ -17,7 +17,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::workload::Request;
 
-/// A request file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("cannot read {path}: {cause}")]
@@ -48,7 +47,6 @@ const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 /// Maximum number of requests at the start of a recording that only warm the prefix cache up.
 const WARM_UP_REQUESTS: usize = 512;
 
-/// The parameters by which a recording was fitted to the lab.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fitting {
     pub recorded: usize,

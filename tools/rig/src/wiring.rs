@@ -14,7 +14,6 @@ use crate::fabric::{self, DscpCounters};
 use crate::probe::Tools;
 use crate::sandbox;
 
-/// Counters of both ports of a host's link during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkRecord {
     pub egress: DscpCounters,
@@ -32,7 +31,6 @@ pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
         .collect()
 }
 
-/// The fabric of one sandbox, after it was built.
 #[derive(Debug)]
 pub struct Wiring<'a> {
     hosts: usize,

@@ -26,7 +26,6 @@ const TRIES: u32 = 2;
 /// Times that a smaller schedule has to fail.
 const FAILURES: u32 = 2;
 
-/// What plays the rounds.
 #[derive(Clone, Debug)]
 pub enum Player {
     /// Processes, in the time of this machine.

@@ -20,9 +20,7 @@ use super::plant::Plant;
 use super::task::{FORK, LOSE_THREAD, Outlet, Starved, Task, obey};
 use crate::error::LabError;
 
-/// Name of the worker for the daemon.
 pub(super) const NAME: &str = "worker";
-/// Queues of a worker, each with a lane.
 pub(super) const QUEUES: u32 = 2;
 /// Maximum number of lanes that a worker needs: those of its queues, and one for the threads that
 /// end early.

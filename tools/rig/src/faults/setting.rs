@@ -112,7 +112,6 @@ pub(super) struct Pace {
     pub(super) nccl: NcclNetwork,
 }
 
-/// The network of NCCL's two workers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NcclNetwork {
     pub(super) settings: &'static [(&'static str, &'static str)],

@@ -71,7 +71,6 @@ impl SoakPlan {
     }
 }
 
-/// What the daemon counted in a whole soak.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SoakCounters {
     pub attachments: u64,

@@ -328,24 +328,23 @@ impl<'a> RoundWorkers<'a> {
         self.workers.iter_mut().for_each(|worker| worker.tell(FINISH));
         let give_up = Instant::now() + self.setting.pace.slow(FINISH_MAX);
         for worker in std::mem::take(&mut self.workers) {
-            let (number, path) = (worker.number, path_of(worker.role));
-            let how = end(worker, give_up);
-            let mut oracle = lock(&self.oracle);
-            if let Some(how) = how {
-                oracle.blame(format!("{path}: a worker {how}"));
-            }
-            oracle.ended(number);
+            let number = worker.number;
+            self.await_end(worker, "a worker", give_up);
+            lock(&self.oracle).ended(number);
         }
         for (worker, give_up) in std::mem::take(&mut self.widowed) {
-            let (number, path) = (worker.number, path_of(worker.role));
-            let how = end(worker, give_up);
-            let mut oracle = lock(&self.oracle);
-            if let Some(how) = how {
-                oracle.blame(format!("{path}: after the death of its peer, a worker {how}"));
-            }
-            oracle.killed(number);
+            let number = worker.number;
+            self.await_end(worker, "after the death of its peer, a worker", give_up);
+            lock(&self.oracle).killed(number);
         }
         self.read_reports();
+    }
+
+    fn await_end(&self, worker: Worker, which: &str, give_up: Instant) {
+        let path = path_of(worker.role);
+        if let Some(how) = end(worker, give_up) {
+            lock(&self.oracle).blame(format!("{path}: {which} {how}"));
+        }
     }
 
     /// Adds what the libraries counted in workers that ended by themselves.

@@ -38,7 +38,6 @@ pub struct Exec {
     pub cwd: PathBuf,
 }
 
-/// All commands of the host to a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuestJob {
     pub network: NetworkConfig,

@@ -38,7 +38,6 @@ pub enum Input {
     Stdin,
 }
 
-/// The result of a job, with its times.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmReport {
     pub guest: Facts,

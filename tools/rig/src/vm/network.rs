@@ -62,12 +62,10 @@ impl Default for NetworkConfig {
     }
 }
 
-/// The reason why a network cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNetwork {
     #[error("dscp_order: 1 to 16 different DSCPs below 64, 0 among them")]
     DscpOrder,
-    /// [`NetworkConfig::rate_mbit`] is 0.
     #[error("rate_mbit: must be above 0; leave it out for no shaping")]
     Rate,
 }

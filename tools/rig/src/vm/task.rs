@@ -33,7 +33,6 @@ pub struct GuestTask {
     pub limit: Duration,
 }
 
-/// A task that could not be run or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     #[error("cannot start `{0}`: {1}")]

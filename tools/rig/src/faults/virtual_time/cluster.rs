@@ -20,7 +20,6 @@ const MESSAGES_MAX: usize = 4;
 /// Looks at an order that is too old, until the scheduler has to have noticed.
 const LOOKS_MAX: u32 = 60;
 
-/// A stream that the coordinator has welcomed.
 struct WelcomedStream {
     host: HostId,
     number: u64,

@@ -474,9 +474,7 @@ impl VirtualWorld<'_> {
         let plant = (self.plant, &self.armed);
         let (seed, socket) = (self.schedule.seed, &self.host.socket);
         self.processes.push(VirtualProcess::application(number, worker, seed, socket, plant));
-        for queue in 0..QUEUES {
-            self.act_in(index, queue, 0);
-        }
+        self.wake_up(index);
     }
 
     pub(super) fn wake_up(&mut self, process: usize) {

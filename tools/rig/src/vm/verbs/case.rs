@@ -96,7 +96,6 @@ impl CaseReport {
         self.failures.push(why.into());
     }
 
-    /// Adds the failure `otherwise` unless `holds`.
     pub(super) fn check(&mut self, holds: bool, otherwise: impl Into<String>) {
         if !holds {
             self.fail(otherwise);

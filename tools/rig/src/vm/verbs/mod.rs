@@ -68,7 +68,6 @@ pub struct VerbsConfig {
     pub matrix: Matrix,
 }
 
-/// The selection of programs and faults of the matrix.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
     /// Folder with the programs of `tests/verbs`, built with the address sanitizer. They need the
@@ -89,7 +88,6 @@ impl Matrix {
     }
 }
 
-/// The parameters that all cases of a matrix share.
 pub(super) struct Lab<'a> {
     guest: &'a Guest,
     programs: &'a Programs,

@@ -20,7 +20,6 @@ const REJECTED_MAX: usize = 3;
 const SERVER_REPORT: &str = scratch!("report.server");
 const CLIENT_REPORT: &str = scratch!("report.client");
 
-/// The reports of both sides after their end.
 struct PairReports {
     server: Option<TaskReport>,
     client: TaskReport,

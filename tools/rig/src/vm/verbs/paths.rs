@@ -89,7 +89,6 @@ pub(super) fn run(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(
     Ok(())
 }
 
-/// Starts an endless perftest, and returns its client and its server.
 fn perftest(lab: &Lab<'_>, is_preloaded: bool) -> Result<(Running, Running), LabError> {
     let program = catalogue::find(LONG_WRITE, lab)?;
     let start = |side: &Side| {

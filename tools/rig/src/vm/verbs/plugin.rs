@@ -18,7 +18,6 @@ use crate::carriage::{ReportLine, Sends};
 use crate::error::LabError;
 use crate::vm::task::GuestTask;
 
-/// Paths of the plugin and of the programs that drive it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nccl {
     pub plugin: PathBuf,

@@ -15,7 +15,6 @@ pub(super) enum Through {
     Preload,
 }
 
-/// The way in which both sides of a program are started.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
     pub(super) through: Through,

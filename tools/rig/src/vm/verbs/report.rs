@@ -32,7 +32,6 @@ impl VerbsReport {
     }
 }
 
-/// The result of one program of the matrix, with both sides together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramReport {
     #[serde(flatten)]
