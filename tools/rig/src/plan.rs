@@ -131,7 +131,8 @@ fn requests(config: &LabConfig) -> Result<(Vec<Request>, Option<Fitting>), LabEr
         // A short window differs from the average, especially of a bursty recording. Adjust the
         // rate until these requests offer the load, so that seeds are comparable.
         for _ in 0..WINDOW_FITS {
-            let offered = offered_load(config, &make(rate, duration).0);
+            let offered =
+                busy_s(config, &make(rate, duration).0) / (config.units as f64 * duration);
             rate *= (config.load / offered.max(1e-3)).clamp(0.5, 2.0);
         }
         rate
@@ -186,10 +187,6 @@ fn busy_s(config: &LabConfig, requests: &[Request]) -> f64 {
 fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
     let count = sample.len().max(1) as f64;
     config.load * config.units as f64 * count / busy_s(config, sample).max(1e-9)
-}
-
-pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
-    busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }
 
 /// Returns the prefill host that holds each prefix from the start. [`place_prefixes`] chooses the

@@ -69,12 +69,8 @@ pub fn cache_folder() -> PathBuf {
 pub fn cached_kernel(cache: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
     entries
-        .filter(|folder| !is_unfinished(folder) && folder.join("vmlinux").is_file())
+        .filter(|folder| !file_name(folder).starts_with('.') && folder.join("vmlinux").is_file())
         .max_by_key(|folder| release_key(&file_name(folder)))
-}
-
-fn is_unfinished(path: &Path) -> bool {
-    file_name(path).starts_with('.')
 }
 
 fn file_name(path: &Path) -> String {

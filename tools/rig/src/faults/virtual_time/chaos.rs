@@ -139,7 +139,7 @@ impl VirtualWorld<'_> {
                 self.port.bytes_per_s = settings::change_rate(&mut self.host.config, choice);
             }
             FaultKind::ModeChanged => {
-                settings::change_mode(&mut self.host.config, choice);
+                self.host.config.mode = [Mode::Off, Mode::Observe][(choice % 2) as usize];
                 self.later(fault, FaultEnd::Enforce);
             }
             FaultKind::Bypassed => {

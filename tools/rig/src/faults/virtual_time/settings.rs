@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use laxity_daemon::config::{Config, Mode, NicConfig, ResidualMode};
+use laxity_daemon::config::{Config, NicConfig, ResidualMode};
 use laxity_daemon::domains::TrustScope;
 use laxity_policy::PolicyKind;
 use laxity_quantity::{Bytes, Nanos, Rate};
@@ -52,10 +52,6 @@ pub(super) fn change(config: &mut Config, choice: u64) {
 
 pub(super) fn change_policy(config: &mut Config, rng: &mut ChaCha8Rng) {
     config.policy = *PolicyKind::ALL.choose(rng).unwrap_or(&config.policy);
-}
-
-pub(super) fn change_mode(config: &mut Config, choice: u64) {
-    config.mode = [Mode::Off, Mode::Observe][(choice % 2) as usize];
 }
 
 pub(super) fn change_rate(config: &mut Config, choice: u64) -> u64 {
