@@ -111,7 +111,8 @@ impl Daemon {
         mut passed: PassedSockets,
     ) -> Result<Self, DaemonError> {
         let signals = Signals::handle()?;
-        let room = descriptors::room_for_clients(config.web.address().is_some())
+        let has_page = config.web.address().is_some();
+        let room = descriptors::room_within(laxity_listen::descriptors_max(), has_page)
             .map_err(DaemonError::Descriptors)?;
         let mode = ModeOrder::read(&config.control, config.mode);
         config.mode = mode.mode();

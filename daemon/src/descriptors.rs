@@ -4,7 +4,7 @@
 //! opens (a configuration, a marker). So everything that takes descriptors is bounded, and the sum
 //! of the bounds is below the limit of open files.
 
-use laxity_listen::{descriptors_max, http::HttpLimits, page};
+use laxity_listen::{http::HttpLimits, page};
 
 use crate::{control, registration};
 
@@ -30,13 +30,9 @@ fn reserve(has_page: bool) -> usize {
         + registration::PENDING_MAX
 }
 
-/// Raises the limit of open files as far as possible and returns the number of clients it allows
-/// beside the web page, if there is one.
-pub fn room_for_clients(has_page: bool) -> Result<usize, TooFew> {
-    room_within(descriptors_max(), has_page)
-}
-
-fn room_within(limit: usize, has_page: bool) -> Result<usize, TooFew> {
+/// Returns the number of clients that a limit of open files allows beside the web page, if there is
+/// one.
+pub fn room_within(limit: usize, has_page: bool) -> Result<usize, TooFew> {
     let reserve = reserve(has_page);
     match limit.saturating_sub(reserve) / PER_CLIENT {
         0 => Err(TooFew { limit, needed: reserve + PER_CLIENT }),

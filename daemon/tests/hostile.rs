@@ -19,7 +19,7 @@ use laxity_shm::registration::{
 };
 use laxity_wire::ControlClient;
 use nix::sys::signal::Signal;
-use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
+use support::{EXEC, Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
 
 /// Longest time of an answer. The documented limit is a second, on a machine without other load.
 const PROMPT: Duration = Duration::from_secs(4);
@@ -89,7 +89,9 @@ fn attach(socket: &std::path::Path, name: &str) -> Result<(OwnedFd, Welcome), Re
 
 /// Starts a daemon whose sockets any user can reach.
 fn open_to_all(lines: &str, descriptors: Option<u32>) -> Laxityd {
-    let daemon = Laxityd::start_within(&format!("{lines}\n{SMALL}"), descriptors);
+    let limit = descriptors.map_or(String::new(), |limit| format!("ulimit -n {limit}; "));
+    let command = ["sh", "-c", &format!("{limit}{EXEC}")];
+    let daemon = Laxityd::start_by(&format!("{lines}\n{SMALL}"), &command);
     let all = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(daemon.folder.path(), all).unwrap();
     daemon

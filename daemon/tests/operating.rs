@@ -19,12 +19,12 @@ fn a_refusal_is_explained_counted_at_once_and_a_warning() {
     let mut daemon = Laxityd::start(SMALL);
     let mut hello = Hello::new("old", Mode::Enforce, false);
     hello.version += 1;
+    let reason = |answer| match answer {
+        Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
+        _ => None,
+    };
     let refused = |daemon: &Laxityd| {
-        let reason = match greet(daemon, &hello).1 {
-            Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
-            _ => None,
-        };
-        assert_eq!(reason, Some(Reason::Version));
+        assert_eq!(reason(greet(daemon, &hello).1), Some(Reason::Version));
     };
     let counted = |daemon: &Laxityd| daemon.metric("laxity_refused_clients_total", "");
     refused(&daemon);
@@ -37,11 +37,7 @@ fn a_refusal_is_explained_counted_at_once_and_a_warning() {
     }
     // A connection without a greeting is closed.
     let silent = connect(&daemon.socket()).unwrap();
-    let reason = match answer(silent.as_fd()) {
-        Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
-        _ => None,
-    };
-    assert_eq!(reason, Some(Reason::Malformed));
+    assert_eq!(reason(answer(silent.as_fd())), Some(Reason::Malformed));
     until("all are counted", || counted(&daemon) == 7.0);
     let line = daemon.await_log("DEBUG refused a client");
     assert!(line.contains("version"), "{line}");

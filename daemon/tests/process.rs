@@ -301,11 +301,6 @@ fn a_client_that_does_not_spin_is_served_by_a_daemon_that_does_not_either() {
     assert_eq!(totals.permitted_bytes, totals.completed_bytes);
 }
 
-/// Makes a work request: a whole flow without anything that would order it among others.
-fn work_request(stage: Stage, bytes: u64) -> Flow {
-    Flow { whole: true, ..flow(stage, bytes) }
-}
-
 /// Sends a work request. Returns whether it went on credit, without an answer of the daemon.
 fn went_on_credit(lane: &mut Lane, flow: &Flow) -> bool {
     let mut ticket = Ticket::default();
@@ -323,7 +318,7 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
     let daemon = Laxityd::start(SMALL);
     let (first, second) = (daemon.client("first"), daemon.client("second"));
     let (mut lane, mut other) = (first.lane(), second.lane());
-    let write = work_request(Stage::P2d, 4096);
+    let write = Flow { whole: true, ..flow(Stage::P2d, 4096) };
     until("a work request goes on credit", || went_on_credit(&mut lane, &write));
     let began = Instant::now();
     let share = (0..100).filter(|_| went_on_credit(&mut lane, &write)).count();

@@ -300,8 +300,8 @@ impl StreamTask {
                 return Err(StreamEnd { own: Some(OwnEnd::NicsChanged), ..ended });
             }
             let (silent_at, beat_at) = (instant(stream.silent_at()), instant(stream.beat_at()));
-            let pending =
-                stream.has_messages() || exchange.has_report() || now() >= stream.beat_at();
+            let has_messages = stream.reply.is_some() || stream.ack.is_some();
+            let pending = has_messages || exchange.has_report() || now() >= stream.beat_at();
             tokio::select! {
                 read = timeout_at(silent_at, inbound.message()) => {
                     let frame = match read {

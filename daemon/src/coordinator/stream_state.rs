@@ -66,8 +66,4 @@ impl StreamState {
     pub fn beat_at(&self) -> Time {
         self.spoke + Span(self.heartbeat.as_nanos() as u64)
     }
-
-    pub(super) const fn has_messages(&self) -> bool {
-        self.reply.is_some() || self.ack.is_some()
-    }
 }

@@ -49,8 +49,9 @@ impl Driver {
         let mut at = 0;
         let several = self.domains.are_several();
         self.domain_records.begin(several);
-        if several {
-            self.order.rotate();
+        if several && !self.order.hot.is_empty() {
+            // Another client is the first of the next round.
+            self.order.hot.rotate_left(1);
         }
         while let Some(&index) = self.order.hot.get(at) {
             let domain = self.domain_of(index);

@@ -73,13 +73,6 @@ impl ScanOrder {
         self.lanes.max(self.hot.len()).max(1)
     }
 
-    /// Lets another client be the first that the next round scans.
-    pub(super) fn rotate(&mut self) {
-        if !self.hot.is_empty() {
-            self.hot.rotate_left(1);
-        }
-    }
-
     pub(super) fn cool(&mut self, at: usize) {
         let index = self.hot.swap_remove(at);
         self.cold.push(index);

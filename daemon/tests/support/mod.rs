@@ -171,16 +171,6 @@ impl Laxityd {
         Self::start_by(lines, &[])
     }
 
-    /// Starts a daemon with these lines and a limit of open files.
-    pub(crate) fn start_within(lines: &str, descriptors: Option<u32>) -> Self {
-        match descriptors {
-            None => Self::start(lines),
-            Some(limit) => {
-                Self::start_by(lines, &["sh", "-c", &format!("ulimit -n {limit}; {EXEC}")])
-            }
-        }
-    }
-
     /// Starts a daemon with these lines. A `command` that is not empty gets the daemon's command
     /// line as further arguments and must execute it, such as a shell with [`EXEC`].
     pub(crate) fn start_by(lines: &str, command: &[&str]) -> Self {
