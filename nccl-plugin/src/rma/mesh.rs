@@ -260,7 +260,9 @@ impl Mesh {
             let busy = is_closing || links.iter().any(has_mail);
             let readable = self.sleep(&links, busy, give_up.is_some());
             self.sleeping.store(false, Ordering::SeqCst);
-            self.move_in(&mut links, &readable);
+            self.serve_each(&mut links, |link| {
+                if readable.contains(&link.rank) { link.read(self) } else { Ok(true) }
+            });
         }
     }
 
@@ -276,12 +278,6 @@ impl Mesh {
                 link.push(outgoing);
             }
             link.write().map(|()| true)
-        });
-    }
-
-    fn move_in(&self, links: &mut Vec<RankLink>, readable: &[usize]) {
-        self.serve_each(links, |link| {
-            if readable.contains(&link.rank) { link.read(self) } else { Ok(true) }
         });
     }
 
