@@ -273,11 +273,8 @@ impl Reply {
 
     /// Returns a refusal.
     pub fn reject(reason: Reason) -> Self {
-        Self { kind: REJECT, reason: reason as u32, ..Self::zeroed().addressed() }
-    }
-
-    fn addressed(self) -> Self {
-        Self { magic: REPLY_MAGIC, version: VERSION, ..self }
+        let reason = reason as u32;
+        Self { magic: REPLY_MAGIC, version: VERSION, kind: REJECT, reason, ..Self::zeroed() }
     }
 
     /// Client: decodes a packet. Returns the shape of the region if the packet is a welcome.

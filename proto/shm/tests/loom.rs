@@ -275,7 +275,8 @@ fn the_waker_sees_the_sleeper_or_the_sleeper_sees_the_permit() {
             let known = producer.word(at.slot);
             let waiter = &producer.memory().header().waiter;
             let announced = waiter.announce(Awaited::Slot(at.slot), 1);
-            let sees = producer.word(at.slot) != known || known_permit(known);
+            let sees = producer.word(at.slot) != known
+                || matches!(decode(known), SlotState::Permit { .. });
             (sees, announced, producer)
         });
         let woke = consumer.permit(first.at, 10, 2, true).expect("waits") == Wake::Needed
@@ -286,10 +287,6 @@ fn the_waker_sees_the_sleeper_or_the_sleeper_sees_the_permit() {
             assert!(producer.memory().header().waiter.woken_since(announced));
         }
     });
-}
-
-fn known_permit(word: u64) -> bool {
-    matches!(decode(word), SlotState::Permit { .. })
 }
 
 /// The daemon's sleep: either its last look finds the record, or the submitter sees the flag and
