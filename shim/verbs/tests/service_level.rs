@@ -6,26 +6,16 @@
 mod daemon;
 #[path = "../../job/tests/preloaded/mod.rs"]
 mod preloaded;
+#[path = "../../../nccl-plugin/tests/standin/mod.rs"]
+mod standin;
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use daemon::TestDaemon;
-use laxity_tests::{Need, skip};
 use preloaded::{library, output, text};
-
-/// Builds the stand-in and its program. Returns false if this machine has no header of libibverbs.
-fn built(folder: &Path) -> bool {
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/standin/build.sh");
-    let status = Command::new("sh").arg(script).current_dir(folder).status().expect("sh runs");
-    if status.code() == Some(77) {
-        skip(Need::Machine, "no infiniband/verbs.h, which is in libibverbs-dev");
-        return false;
-    }
-    assert!(status.success(), "the stand-in can be built");
-    true
-}
+use standin::built;
 
 /// Returns what the stand-in was told for three changes: by InfiniBand, by Ethernet, and by
 /// InfiniBand with the program's own level.

@@ -42,10 +42,6 @@ const fn is_of_queue_pair(kind: event::Type) -> bool {
         || kind == event::IBV_EVENT_QP_LAST_WQE_REACHED
 }
 
-const fn is_failure(kind: event::Type) -> bool {
-    matches!(kind, event::IBV_EVENT_QP_FATAL..=event::IBV_EVENT_QP_ACCESS_ERR)
-}
-
 /// Translates an event that the program gets. After a failure, all of the bundle fails.
 ///
 /// # Safety
@@ -64,7 +60,7 @@ pub(crate) unsafe fn received(got: &mut ibv_async_event) {
             got.element = first as *mut _;
         }
     }
-    if is_failure(got.event_type) {
+    if matches!(got.event_type, event::IBV_EVENT_QP_FATAL..=event::IBV_EVENT_QP_ACCESS_ERR) {
         // SAFETY: upheld by the caller. A first queue pair lives longer than its siblings.
         if let Some(first) = unsafe { queue_pair(got.element.cast()) } {
             first.fail_bundle();
