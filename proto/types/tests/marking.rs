@@ -9,10 +9,6 @@ fn treatments() -> impl Strategy<Value = Treatments> {
         .prop_map(|numbers| Treatments::new(numbers.try_into().expect("64 numbers")))
 }
 
-fn markings() -> impl Strategy<Value = Option<Marking>> {
-    (0_u8..4).prop_map(Marking::from_number)
-}
-
 /// The default of NICs: eight DSCPs per priority, of which priority 3 is lossless.
 fn stock() -> Treatments {
     Treatments::new(core::array::from_fn(|dscp| if dscp >> 3 == 3 { 2 } else { 1 }))
@@ -75,8 +71,8 @@ proptest! {
 
     #[test]
     fn no_mode_sets_a_class_that_nobody_wants(
-        marking in markings(), treatments in treatments(), class: u8, is_chosen: bool,
-        dscp in 0_u8..64,
+        marking in (0_u8..4).prop_map(Marking::from_number), treatments in treatments(), class: u8,
+        is_chosen: bool, dscp in 0_u8..64,
     ) {
         let after = decide(marking, &treatments, class, is_chosen, dscp).class(class);
         prop_assert!(after == class || after == dscp << 2 | class & 3);
