@@ -8,10 +8,10 @@ extern crate client as laxity_client;
 mod daemon;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use daemon::{TestDaemon, eventually};
+use daemon::{TestDaemon, completed, eventually};
 use laxity_shm::record::{Hint, Record};
 
 /// Returns the path of `liblaxity_client.a`, which is next to this test's directory or in it.
@@ -34,9 +34,9 @@ fn library() -> PathBuf {
     })
 }
 
-fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) -> Output {
+fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Command::new(compiler)
+    let compiled = Command::new(compiler)
         .args(["-Wall", "-Wextra", "-Werror", "-pedantic"])
         .args(flags)
         .arg("-I")
@@ -47,7 +47,8 @@ fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) -> Output
         .args(["-lpthread", "-ldl", "-lm", "-o"])
         .arg(into)
         .output()
-        .expect("a C compiler is installed")
+        .expect("a C compiler is installed");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 }
 
 fn run(program: &Path, socket: &Path) -> Vec<String> {
@@ -66,8 +67,7 @@ fn run(program: &Path, socket: &Path) -> Vec<String> {
 fn a_c_program_sends_under_the_scheduler_and_without_it() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = dir.path().join("send");
-    let compiled = compile("cc", &["-std=c99"], "send.c", &program);
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    compile("cc", &["-std=c99"], "send.c", &program);
 
     let alone = run(&program, &dir.path().join("none.sock"));
     assert_eq!(alone[0], "sizes 40 48 64 16 64");
@@ -78,9 +78,7 @@ fn a_c_program_sends_under_the_scheduler_and_without_it() {
     daemon.knobs.chunk.store(1000, Ordering::SeqCst);
     let together = run(&program, &daemon.socket);
     assert!(together[2].starts_with("sent 141005 scheduled 141000 bypassed 0"), "{together:?}");
-    eventually("completions arrive", || {
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 141_000
-    });
+    eventually("completions arrive", || completed(&daemon) == 141_000);
     eventually("hints arrive in order", || {
         let heard = daemon.knobs.heard.lock().expect("heard");
         let hints: Vec<_> = heard
@@ -110,8 +108,7 @@ fn the_header_is_accepted_by_a_cpp_compiler() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let flags = ["-std=c++11", "-x", "c++", "-Wno-missing-field-initializers"];
     for example in ["send.c", "hints.c"] {
-        let compiled = compile("c++", &flags, example, &dir.path().join("program"));
-        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+        compile("c++", &flags, example, &dir.path().join("program"));
     }
 }
 
@@ -119,8 +116,7 @@ fn the_header_is_accepted_by_a_cpp_compiler() {
 fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = dir.path().join("hints");
-    let compiled = compile("cc", &["-std=c99"], "hints.c", &program);
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    compile("cc", &["-std=c99"], "hints.c", &program);
     let said = [
         "sizes 32 112",
         "offsets 24 104",

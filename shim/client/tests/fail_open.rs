@@ -8,7 +8,7 @@ mod lanes;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use daemon::{TestDaemon, eventually};
+use daemon::{TestDaemon, completed, eventually, submitted};
 use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
 use laxity_client::{Client, Flow, Hint, Lane, Mode, Options, Stage, Verdict};
 use laxity_shm::layout::{Geometry, attention};
@@ -153,10 +153,8 @@ fn observe_reports_every_flow_and_delays_none() {
         );
         lane.complete(&ticket, 100);
     }
-    eventually("the daemon has it all", || {
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
-    });
-    assert_eq!(daemon.knobs.submitted_bytes.load(Ordering::SeqCst), 1000);
+    eventually("the daemon has it all", || completed(&daemon) == 1000);
+    assert_eq!(submitted(&daemon), 1000);
     let stats = client.stats();
     assert_eq!((stats.observed_bytes, stats.bypassed_bytes, stats.scheduled_bytes), (1000, 0, 0));
 }
@@ -186,8 +184,7 @@ fn a_daemon_that_dies_leaves_each_byte_permitted_once_and_lanes_move_to_the_next
     assert!(client.is_scheduled());
     assert!(lane.is_attached());
     let stats = client.stats();
-    assert_eq!(stats.reattaches, 1);
-    assert!(stats.unscheduled_ns > 0);
+    assert!(stats.reattaches == 1 && stats.unscheduled_ns > 0, "{stats:?}");
     let settled = client.stats().unscheduled_ns;
     assert_eq!(settled, stats.unscheduled_ns, "does not grow while scheduled");
     next.stop();
@@ -258,9 +255,9 @@ fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
 
 #[test]
 fn a_daemon_that_dies_under_a_lane_that_never_waits_is_left_for_the_next() {
-    a_lane_that_never_waits_finds_the_next_daemon(attention::BYPASS, Stage::KvReuse);
-    a_lane_that_never_waits_finds_the_next_daemon(attention::OFF, Stage::KvReuse);
-    a_lane_that_never_waits_finds_the_next_daemon(attention::OBSERVE, Stage::KvReuse);
+    for attention in [attention::BYPASS, attention::OFF, attention::OBSERVE] {
+        a_lane_that_never_waits_finds_the_next_daemon(attention, Stage::KvReuse);
+    }
     // The flows go on credit.
     a_lane_that_never_waits_finds_the_next_daemon(0, Stage::Collective);
 }
@@ -385,9 +382,7 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
     assert_eq!((permit.bytes, permit.last, permit.bypassed), (10, true, true));
     lane.hint(Hint::ComputeEnd { batch: 1 });
     lane.complete(&sent, 1000);
-    eventually("the completion arrives", || {
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
-    });
+    eventually("the completion arrives", || completed(&daemon) == 1000);
     let heard = daemon.knobs.heard.lock().unwrap();
     assert!(matches!(heard[..], [Record::Cancelled { permitted: 0, .. }]), "{heard:?}");
 }

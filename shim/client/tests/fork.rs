@@ -16,22 +16,29 @@ fn flow(bytes: u64) -> Flow {
     Flow { bytes, ..Flow::default() }
 }
 
+/// Runs `body` in a child, which ends with its result. The child must take no lock that another
+/// thread may hold. glibc handles those of malloc.
+fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
+    // SAFETY: upheld by the caller, and the child ends by _exit.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork");
+    if pid == 0 {
+        let code = body();
+        // SAFETY: the call ends the child without the parent's destructors or exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    pid
+}
+
 /// A child that does nothing, and is killed when dropped.
 struct Sleeper(libc::pid_t);
 
 impl Sleeper {
     fn fork() -> Self {
-        // SAFETY: the child only sleeps and ends by _exit, or by the signal of `drop`.
-        let pid = unsafe { libc::fork() };
-        assert!(pid >= 0, "fork");
-        if pid == 0 {
-            // SAFETY: the calls don't access memory of the parent.
-            unsafe {
-                libc::sleep(60);
-                libc::_exit(0);
-            }
-        }
-        Self(pid)
+        Self(fork(|| {
+            std::thread::sleep(Duration::from_secs(60));
+            0
+        }))
     }
 }
 
@@ -86,15 +93,7 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(10));
-    // SAFETY: the child takes no lock that another thread may hold (glibc handles those of malloc),
-    // and ends by _exit.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork");
-    if pid == 0 {
-        let code = child(&client, &mut lane, &mut ticket);
-        // SAFETY: the call ends the child without the parent's destructors or exit handlers.
-        unsafe { libc::_exit(code) };
-    }
+    let pid = fork(|| child(&client, &mut lane, &mut ticket));
     eventually("the child attaches under its own connection", || {
         daemon.knobs.clients.load(Ordering::SeqCst) == 2
     });
@@ -182,20 +181,16 @@ fn a_child_does_not_wait_for_locks_that_threads_of_its_parent_held() {
             });
         }
         let hung = (0..FORKS).find(|_| {
-            // SAFETY: the child ends by _exit. glibc handles the locks of malloc, and those of the
-            // library are what is tested.
-            let pid = unsafe { libc::fork() };
-            assert!(pid >= 0, "fork");
-            if pid == 0 {
+            // The locks of the library are what is tested.
+            let pid = fork(|| {
                 let mut lane = client.lane();
                 let mut ticket = lane.submit(&flow(5));
                 let permit = lane.wait(&mut ticket);
                 drop(lane);
                 let _ = (client.is_attached(), client.refusal(), client.stats());
                 let _ = (client.dscp(1), client.nic("mlx5_0"));
-                // SAFETY: the call ends the child without the parent's destructors.
-                unsafe { libc::_exit(i32::from(permit.bytes != 5)) };
-            }
+                i32::from(permit.bytes != 5)
+            });
             end_of(pid) != Some(0)
         });
         stop.store(true, Ordering::Relaxed);
@@ -240,15 +235,7 @@ fn a_child_of_a_process_without_a_free_descriptor_loses_none_of_its_own() {
     // SAFETY: the call reads a valid struct.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
     let taken: Vec<File> = std::iter::from_fn(|| open().ok()).collect();
-    // SAFETY: the child ends by _exit. glibc handles the locks of malloc.
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork");
-    if pid == 0 {
-        let code = uses_own_descriptors(&client, &mut lane, before);
-        // SAFETY: the call ends the child without the parent's destructors.
-        unsafe { libc::_exit(code) };
-    }
-    let code = end_of(pid);
+    let code = end_of(fork(|| uses_own_descriptors(&client, &mut lane, before)));
     drop(taken);
     // SAFETY: the call reads a valid struct.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) }, 0);

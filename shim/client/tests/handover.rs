@@ -8,7 +8,7 @@ mod lanes;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use daemon::{TestDaemon, eventually};
+use daemon::{TestDaemon, completed, eventually, submitted};
 use lanes::{drain, flow, send};
 use laxity_client::{Client, Flow, Lane, Mode, Options, Stage, Ticket};
 use laxity_shm::layout::{Geometry, attention};
@@ -48,9 +48,7 @@ impl Host {
         self.daemon.stall();
         self.daemon.set(&self.daemon.knobs.stalled, false);
         let waits = self.lane.submit(&flow(500));
-        eventually("the daemon has both", || {
-            self.daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == LONG + 500
-        });
+        eventually("the daemon has both", || submitted(&self.daemon) == LONG + 500);
         (got, [begun, waits])
     }
 }
@@ -88,10 +86,9 @@ fn what_waits_and_what_comes_is_scheduled_by_the_next_daemon() {
     assert_eq!(stats.reattaches, 1);
     // The next daemon got no byte that was permitted before, and gets the completions of the
     // others.
-    assert_eq!(next.knobs.submitted_bytes.load(Ordering::SeqCst), LONG + 577 - got);
+    assert_eq!(submitted(&next), LONG + 577 - got);
     lane.complete(&waits, 500);
-    let completed = || next.knobs.completed_bytes.load(Ordering::SeqCst);
-    eventually("the next daemon has the completion", || completed() == 500);
+    eventually("the next daemon has the completion", || completed(&next) == 500);
     next.stop();
     assert_eq!(send(&mut lane, 3), (3, true), "a stop without a heir is as before");
 }
@@ -157,11 +154,9 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     host.lane.cancel(lost);
     let mut second = TestDaemon::serving(&path, listener, Geometry::default());
     second.set(&second.knobs.hold, true);
-    let submitted =
-        |daemon: &TestDaemon, bytes| daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == bytes;
     eventually("the second daemon has both flows", || {
         host.lane.try_attach();
-        submitted(&second, LONG + 500 - got)
+        submitted(&second) == LONG + 500 - got
     });
     let listener = second.hand_over();
     // The lane notices the handover by another flow than those two.
@@ -171,7 +166,7 @@ fn a_flow_that_nobody_polls_goes_through_two_upgrades_and_can_be_cancelled_in_ea
     third.set(&third.knobs.hold, true);
     eventually("the third daemon has all flows", || {
         host.lane.try_attach();
-        submitted(&third, LONG + 570 - got)
+        submitted(&third) == LONG + 570 - got
     });
     host.lane.cancel(waits);
     assert!(host.lane.poll(&mut begun).is_none());

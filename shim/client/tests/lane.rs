@@ -6,17 +6,16 @@ mod lanes;
 
 use std::sync::atomic::Ordering;
 
-use daemon::{TestDaemon, eventually};
-use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
+use daemon::{TestDaemon, completed, eventually, submitted};
+use lanes::{attached, attached_to, drain, flow, is_scheduled_in_the_end, send};
 use laxity_client::{Client, Direction, Flow, Hint, Stage};
 use laxity_shm::layout::Geometry;
 use laxity_shm::record::Record;
 
 #[test]
 fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {
-    let daemon = TestDaemon::start();
-    let client = Client::attach(daemon.options());
-    let (mut one, mut other) = (client.lane(), client.lane());
+    let (_daemon, client, mut one) = attached();
+    let mut other = client.lane();
     let mut right = one.submit(&flow(10));
     let mut wrong = other.submit(&flow(20));
     assert_eq!(drain(&mut one, &mut wrong), (20, true));
@@ -46,11 +45,9 @@ fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
         assert!(ticket.is_done());
     }
     let total = 1 + 999 + 1000 + 1001 + 123_456;
-    eventually("completions arrive", || {
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == total
-    });
-    assert_eq!(client.stats().scheduled_bytes, total);
-    assert_eq!(client.stats().bypassed_bytes, 0);
+    eventually("completions arrive", || completed(&daemon) == total);
+    let stats = client.stats();
+    assert_eq!((stats.scheduled_bytes, stats.bypassed_bytes), (total, 0));
     assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
 }
 
@@ -96,11 +93,8 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
 
 #[test]
 fn a_full_lane_bypasses_counts_and_recovers() {
-    let geometry = Geometry { lanes: 2, slots: 16, colour: 3 };
-    let daemon = TestDaemon::with(geometry);
+    let (daemon, client, mut lane) = attached_to(Geometry { lanes: 2, slots: 16, colour: 3 });
     daemon.set(&daemon.knobs.hold, true);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
     let mut tickets: Vec<_> = (0..40).map(|_| lane.submit(&flow(10))).collect();
     let full = client.stats().lane_full;
     assert!(full >= 40 - 15, "{full} flows found no slot");
@@ -118,9 +112,7 @@ fn a_full_lane_bypasses_counts_and_recovers() {
 
 #[test]
 fn more_lanes_than_seats_work_unscheduled_until_one_is_free() {
-    let daemon = TestDaemon::with(Geometry { lanes: 2, slots: 16, colour: 0 });
-    let client = Client::attach(daemon.options());
-    let mut first = client.lane();
+    let (daemon, client, mut first) = attached_to(Geometry { lanes: 2, slots: 16, colour: 0 });
     let second = client.lane();
     let mut third = client.lane();
     assert!(first.is_attached() && second.is_attached() && !third.is_attached());
@@ -159,10 +151,8 @@ fn a_lane_dropped_with_flows_waiting_withdraws_them() {
 
 #[test]
 fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
-    let daemon = TestDaemon::with(Geometry { lanes: 1, slots: 16, colour: 0 });
+    let (daemon, _client, mut lane) = attached_to(Geometry { lanes: 1, slots: 16, colour: 0 });
     daemon.knobs.chunk.store(10, Ordering::SeqCst);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
     daemon.set(&daemon.knobs.hold, true);
     for _ in 0..200 {
         let ticket = lane.submit(&flow(1000));
@@ -199,16 +189,12 @@ fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
 
 #[test]
 fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
-    let daemon = TestDaemon::with(Geometry { slots: 16, ..Geometry::default() });
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
+    let (daemon, _client, mut lane) = attached_to(Geometry { slots: 16, ..Geometry::default() });
     let mut sent = lane.submit(&flow(1000));
     assert!(lane.wait(&mut sent).last);
     daemon.set(&daemon.knobs.hold, true);
     let mut waiting = lane.submit(&flow(10));
-    eventually("the daemon has the second flow", || {
-        daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == 1010
-    });
+    eventually("the daemon has the second flow", || submitted(&daemon) == 1010);
     daemon.set(&daemon.knobs.deaf, true);
     // There are far more records than slots, so most of them wait.
     for _ in 0..1000 {
@@ -217,7 +203,7 @@ fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
     daemon.set(&daemon.knobs.deaf, false);
     eventually("every completion arrives", || {
         assert!(lane.poll(&mut waiting).is_none());
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
+        completed(&daemon) == 1000
     });
 }
 

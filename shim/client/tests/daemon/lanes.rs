@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
+use laxity_shm::layout::Geometry;
 
 use crate::daemon::{TestDaemon, eventually};
 
@@ -34,7 +35,11 @@ pub(crate) fn is_scheduled_in_the_end(lane: &mut Lane) {
 
 /// Returns a daemon, and a client of it with a lane.
 pub(crate) fn attached() -> (TestDaemon, Client, Lane) {
-    let daemon = TestDaemon::start();
+    attached_to(Geometry::default())
+}
+
+pub(crate) fn attached_to(geometry: Geometry) -> (TestDaemon, Client, Lane) {
+    let daemon = TestDaemon::with(geometry);
     let client = Client::attach(daemon.options());
     let lane = client.lane();
     (daemon, client, lane)
