@@ -3,9 +3,9 @@
 use laxity_client::{Client, Direction, Flow, Lane, Stage, Ticket, peers};
 use laxity_wire::v1::event::Event as Kind;
 
-use crate::fake::{Fake, Peer};
+use crate::fake::Peer;
 use crate::support::{Laxityd, eventually, flow, until};
-use crate::{attending, begin};
+use crate::{attended, begin};
 
 const BYTES: u64 = 2 << 20;
 
@@ -55,9 +55,7 @@ fn reader(daemon: &Laxityd) -> (Client, Lane) {
 
 #[test]
 fn a_fetch_is_reported_with_its_peer_until_its_flows_end() {
-    let fake = Fake::start();
-    let daemon = attending(&format!("http://{}", fake.address), "host-a", 60_000);
-    let peer = fake.welcomed(5);
+    let (_fake, daemon, peer) = attended(60_000);
     let (_client, mut lane) = reader(&daemon);
     let mut ticket = lane.submit(&read(70, 9));
     let (fetch, request, victim) = told(&peer);
@@ -83,9 +81,7 @@ fn a_fetch_is_reported_with_its_peer_until_its_flows_end() {
 
 #[test]
 fn a_read_of_nothing_is_no_fetch() {
-    let fake = Fake::start();
-    let daemon = attending(&format!("http://{}", fake.address), "host-a", 60_000);
-    let peer = fake.welcomed(5);
+    let (_fake, daemon, peer) = attended(60_000);
     let (_client, mut lane) = reader(&daemon);
     let mut nothing = lane.submit(&Flow { bytes: 0, ..read(70, 8) });
     assert_eq!(lane.wait(&mut nothing).bytes, 0);

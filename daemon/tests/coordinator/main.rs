@@ -15,7 +15,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use fake::Fake;
+use fake::{Fake, Peer};
 use laxity_client::{Client, Hint, Stage};
 use laxity_wire::ClusterStatus;
 use laxity_wire::v1::{
@@ -26,12 +26,7 @@ use support::{Laxityd, SMALL, eventually, flow, until};
 
 /// Starts a daemon with a coordinator at `endpoint`. Its orders expire after `age_limit_ms`.
 pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
-    attending_on(endpoint, host, age_limit_ms, SMALL)
-}
-
-/// Starts a daemon like [`attending`], with the NICs of the configuration `nics`.
-fn attending_on(endpoint: &str, host: &str, age_limit_ms: u64, nics: &str) -> Laxityd {
-    Laxityd::start(&(lines(endpoint, host, age_limit_ms) + nics))
+    Laxityd::start(&(lines(endpoint, host, age_limit_ms) + SMALL))
 }
 
 /// Returns the configuration of a daemon like that of [`attending`], without NICs.
@@ -45,6 +40,14 @@ pub(crate) fn lines(endpoint: &str, host: &str, age_limit_ms: u64) -> String {
 
 fn of(fake: &Fake, age_limit_ms: u64) -> Laxityd {
     attending(&format!("http://{}", fake.address), "host-a", age_limit_ms)
+}
+
+/// Starts a coordinator and a daemon that it has welcomed to its term 5.
+pub(crate) fn attended(age_limit_ms: u64) -> (Fake, Laxityd, Peer) {
+    let fake = Fake::start();
+    let daemon = of(&fake, age_limit_ms);
+    let peer = fake.welcomed(5);
+    (fake, daemon, peer)
 }
 
 pub(crate) fn cluster(daemon: &Laxityd) -> ClusterStatus {
@@ -88,7 +91,7 @@ pub(crate) fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
 }
 
 /// Returns once the daemon has read all messages sent before.
-pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
+pub(crate) fn barrier(peer: &Peer, daemon: &Laxityd) {
     let before = cluster(daemon).refused_events;
     peer.say(Message::Refusal(Refusal { count: 1, ..Refusal::default() }));
     until("it has read", || cluster(daemon).refused_events == before + 1);
@@ -96,9 +99,7 @@ pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
 
 #[test]
 fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
-    let fake = Fake::start();
-    let daemon = of(&fake, 60_000);
-    let peer = fake.welcomed(5);
+    let (_fake, daemon, peer) = attended(60_000);
     assert_eq!((peer.hello.protocol, peer.hello.host.as_str()), (1, "host-a"));
     let ports: Vec<_> = peer.hello.ports.iter().map(|p| p.rate_bytes_per_s).collect();
     assert_eq!(ports, [125_000_000; 2]);
@@ -162,9 +163,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
 
 #[test]
 fn the_coordinator_learns_how_the_host_is_configured_and_each_change_of_that() {
-    let fake = Fake::start();
-    let daemon = of(&fake, 60_000);
-    let peer = fake.welcomed(5);
+    let (_fake, daemon, peer) = attended(60_000);
     let said = || {
         peer.event("settings", |kind| match kind {
             Kind::HostSettings(said) => Some(said.clone()),
@@ -189,7 +188,7 @@ fn the_coordinator_learns_how_much_passes_a_port_without_a_permit() {
     let fake = Fake::start();
     let endpoint = format!("http://{}", fake.address);
     let slow = SMALL.replace("eth0", "lo").replace("1Gbit", "10Mbit");
-    let _daemon = attending_on(&endpoint, "host-a", 60_000, &slow);
+    let _daemon = Laxityd::start(&(lines(&endpoint, "host-a", 60_000) + &slow));
     let peer = fake.welcomed(5);
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -216,9 +215,7 @@ fn the_coordinator_learns_how_much_passes_a_port_without_a_permit() {
 
 #[test]
 fn a_coordinator_of_an_older_term_is_refused_on_any_stream() {
-    let fake = Fake::start();
-    let daemon = of(&fake, 60_000);
-    let peer = fake.welcomed(5);
+    let (fake, daemon, peer) = attended(60_000);
     peer.order(pruning(5, 7, &[70]));
     in_force(&daemon, 7);
     drop(peer);
@@ -243,10 +240,8 @@ fn a_coordinator_of_an_older_term_is_refused_on_any_stream() {
 
 #[test]
 fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemons_own() {
-    let fake = Fake::start();
-    let mut daemon = of(&fake, 1500);
+    let (fake, mut daemon, peer) = attended(1500);
     let client = daemon.client("engine");
-    let peer = fake.welcomed(5);
     begin(&client, 7, &[(70, 1 << 10)]);
     peer.event("the batch", |kind| matches!(kind, Kind::BatchArrived(_)).then_some(()));
     peer.order(pruning(5, 1, &[70]));
@@ -281,10 +276,8 @@ fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemon
 
 #[test]
 fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
-    let fake = Fake::start();
-    let daemon = of(&fake, 60_000);
+    let (fake, daemon, peer) = attended(60_000);
     let client = daemon.client("engine");
-    let peer = fake.welcomed(5);
     fake.reads.store(false, Ordering::Release);
     let rss_kib = || -> u64 {
         let path = format!("/proc/{}/status", daemon.child.id());
@@ -326,10 +319,8 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
 
 #[test]
 fn an_operator_can_take_the_host_out_and_a_snapshot_can_be_asked_for() {
-    let fake = Fake::start();
-    let daemon = of(&fake, 60_000);
+    let (_fake, daemon, peer) = attended(60_000);
     let client = daemon.client("engine");
-    let peer = fake.welcomed(5);
     begin(&client, 7, &[(70, 10)]);
     peer.order(pruning(5, 1, &[70]));
     in_force(&daemon, 1);
