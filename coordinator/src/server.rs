@@ -167,11 +167,10 @@ impl Coordinator {
         let config = shared.config();
         warn_of_open_addresses(&config);
         let bytes_max = config.limits.message_bytes_max;
-        let coordination =
-            CoordinationServer::new(attend::CoordinationService::new(Arc::clone(&shared)))
-                .max_decoding_message_size(bytes_max);
-        let operator = OperatorServer::new(operator::OperatorService::new(Arc::clone(&shared)))
-            .max_decoding_message_size(bytes_max);
+        let service = attend::CoordinationService { shared: Arc::clone(&shared) };
+        let coordination = CoordinationServer::new(service).max_decoding_message_size(bytes_max);
+        let service = operator::OperatorService { shared: Arc::clone(&shared) };
+        let operator = OperatorServer::new(service).max_decoding_message_size(bytes_max);
         let (health, health_service) = tonic_health::server::health_reporter();
         health.set_serving::<CoordinationServer<attend::CoordinationService>>().await;
         health.set_serving::<OperatorServer<operator::OperatorService>>().await;

@@ -217,7 +217,7 @@ impl Driver {
             asleep: None,
             rung: Vec::new(),
             spin: SleepRule { span: Span::ZERO, active: now, woke_client: Time::ZERO },
-            silence: SilenceWatch::new(now),
+            silence: SilenceWatch { looked: now, warned: Time::ZERO },
             overdue: OverdueWatch::new(now),
             last_heartbeat: Time::ZERO,
             warned: Time::ZERO,

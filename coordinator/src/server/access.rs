@@ -46,14 +46,10 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
 pub(crate) struct ConnectInfo {
     pub(crate) peer: ProvenPeer,
     /// Counts the streams that are served on the connection.
-    served: Served,
+    pub(super) served: Served,
 }
 
 impl ConnectInfo {
-    pub(crate) fn new(peer: ProvenPeer) -> Self {
-        Self { peer, served: Served::default() }
-    }
-
     pub(crate) fn is_served(&self) -> bool {
         self.served.0.load(Ordering::Relaxed) > 0
     }

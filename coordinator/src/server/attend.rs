@@ -36,13 +36,7 @@ type FrameSender = mpsc::Sender<Result<FromCoordinator, Status>>;
 
 /// The service `laxity.v1.Coordination`.
 pub(crate) struct CoordinationService {
-    shared: Arc<Shared>,
-}
-
-impl CoordinationService {
-    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
-    }
+    pub(super) shared: Arc<Shared>,
 }
 
 /// The messages that go onto the connection. This is the last check that orders pass only while

@@ -29,7 +29,7 @@ use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
-use super::access::{self, ConnectInfo, ProvenPeer};
+use super::access::{self, ConnectInfo, ProvenPeer, Served};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
@@ -93,7 +93,7 @@ impl Connection {
     fn new(io: Io, peer: ProvenPeer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
         Self {
             io,
-            info: ConnectInfo::new(peer),
+            info: ConnectInfo { peer, served: Served::default() },
             preface: Some((PREFACE_BYTES, Box::pin(sleep(HANDSHAKE_MAX)))),
             visit,
             _slot: slot,

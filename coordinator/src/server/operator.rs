@@ -27,14 +27,10 @@ use crate::shared::Shared;
 const WATCHERS_MAX: usize = 256;
 
 pub(crate) struct OperatorService {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
 }
 
 impl OperatorService {
-    pub(crate) const fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
-    }
-
     /// Fails if this coordinator does not lead, since only the leader makes changes.
     fn must_lead(&self) -> Result<(), Status> {
         if self.shared.lead.holds() {

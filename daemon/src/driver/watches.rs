@@ -15,10 +15,6 @@ pub(super) struct SilenceWatch {
 }
 
 impl SilenceWatch {
-    pub(super) const fn new(now: Time) -> Self {
-        Self { looked: now, warned: Time::ZERO }
-    }
-
     /// Returns when the next check is due, if anything waits.
     pub(super) fn due(&self) -> Time {
         self.looked + LOOK_EVERY

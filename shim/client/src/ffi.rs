@@ -97,12 +97,6 @@ const _: () = {
     assert!(size_of::<LaxStats>() == 64);
 };
 
-impl LaxTicket {
-    const fn new(ticket: Ticket) -> Self {
-        Self { ticket, reserved: [0; 4] }
-    }
-}
-
 impl LaxPermit {
     fn of(permit: Permit) -> Self {
         let Permit { bytes, level, dscp, last, bypassed } = permit;
@@ -274,7 +268,7 @@ pub unsafe extern "C" fn lax_submit(
         return INVALID;
     }
     // SAFETY: not null, so it can be written. The old value is not read, so C need not set it.
-    let answer = |ready: Ticket| unsafe { ticket.write(LaxTicket::new(ready)) };
+    let answer = |new: Ticket| unsafe { ticket.write(LaxTicket { ticket: new, reserved: [0; 4] }) };
     // SAFETY: upheld by the caller.
     let (lane, flow) = unsafe { (lane.as_mut(), sized(flow.cast_mut()).map(|flow| *flow)) };
     let Some(flow) = flow else {

@@ -187,7 +187,8 @@ impl LaneBinding {
 
     /// Returns the seat to the session. `gated` are the flows that hold slots.
     pub(crate) fn return_lane(self, gated: Vec<SlotRef>) {
-        let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
+        let Self { index, producer, turn, .. } = self;
+        let seat = Seat { index, producer, credit_used: self.credit.used(), turn, leftover: None };
         self.session.return_lane(seat, gated);
     }
 

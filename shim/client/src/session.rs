@@ -51,7 +51,7 @@ pub(crate) struct Seat {
     /// Number of the lane's last sleep.
     pub(crate) turn: u64,
     /// Flows of the last owner that it could not withdraw for lack of a slot.
-    leftover: Option<Vec<SlotRef>>,
+    pub(crate) leftover: Option<Vec<SlotRef>>,
 }
 
 /// The reason why there is no lane.
@@ -61,18 +61,6 @@ pub(crate) enum NoFreeLane {
     AllTaken,
     /// Other threads take or return lanes, and one may be free.
     Contended,
-}
-
-impl Seat {
-    /// Returns the seat of an owner that gives it up.
-    pub(crate) fn taken(
-        index: u16,
-        producer: Producer,
-        credit_used: [u64; CREDIT_PORTS],
-        turn: u64,
-    ) -> Self {
-        Self { index, producer, credit_used, turn, leftover: None }
-    }
 }
 
 /// Connects to the daemon's socket and greets. The answer comes later.
