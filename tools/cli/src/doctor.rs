@@ -36,7 +36,6 @@ use crate::cluster::error::ClusterError;
 use crate::host::Endpoint;
 use crate::registration;
 use laxity_cli::library;
-use laxity_cli::output::{json, say};
 
 pub(crate) const HELP: &str = "\
 Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the preload library, job \
@@ -97,18 +96,16 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, ClusterError> {
         false => examine(args),
     };
     let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
-    let text = if args.coordinator.json {
-        let version = env!("CARGO_PKG_VERSION");
-        json(&DoctorReport { version, worst, findings: &findings, processes: &processes })?
-    } else {
+    let version = env!("CARGO_PKG_VERSION");
+    let report = DoctorReport { version, worst, findings: &findings, processes: &processes };
+    args.coordinator.tell(&report, || {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let findings = finding::page(&findings, io::stdout().is_terminal() && !plain);
         match args.cluster {
             true => findings,
             false => format!("{}\n{findings}", map::page(&processes)),
         }
-    };
-    say(&text)?;
+    })?;
     Ok(if worst == Severity::Error { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

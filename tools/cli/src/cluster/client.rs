@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use laxity_cli::output::{self, say};
 use laxity_credentials::explain;
 use laxity_credentials::{Certificates, private_key};
 use laxity_wire::v1::operator_client::OperatorClient;
+use serde::Serialize;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Response, Status};
 
@@ -133,6 +135,15 @@ impl CoordinatorArgs {
         question: impl AsyncFnOnce(&mut OperatorClient<Channel>) -> Result<Response<T>, Status>,
     ) -> Result<T, ClusterError> {
         self.run(async |client| client.answer(question(&mut client.operator.clone())).await)
+    }
+
+    /// Prints an answer as JSON, or as the text for people.
+    pub(crate) fn tell(
+        &self,
+        told: &impl Serialize,
+        text: impl FnOnce() -> String,
+    ) -> Result<(), ClusterError> {
+        Ok(say(if self.json { output::json(told)? } else { text() })?)
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> ClusterError {

@@ -8,9 +8,7 @@ use laxity_wire::v1::{
 
 use super::client::CoordinatorArgs;
 use super::error::ClusterError;
-use super::show::json;
 use super::tables;
-use laxity_cli::output::say;
 
 /// The commands of `laxity cluster policy`.
 #[derive(Debug, Subcommand)]
@@ -87,16 +85,16 @@ fn get(args: &GetArgs) -> Result<(), ClusterError> {
     if told.leading == Some(false) {
         eprintln!("This coordinator does not lead. The leader's policy may be another.");
     }
-    if args.coordinator.json { json(&current) } else { Ok(say(tables::revision(&current))?) }
+    args.coordinator.tell(&current, || tables::revision(&current))
 }
 
 fn history(args: &HistoryArgs) -> Result<(), ClusterError> {
     let told = ask(&args.coordinator, args.limit.saturating_sub(1))?;
-    if args.coordinator.json {
-        return json(&told);
-    }
-    let revisions: Vec<PolicyRevision> = told.current.into_iter().chain(told.history).collect();
-    Ok(say(tables::history(&revisions))?)
+    args.coordinator.tell(&told, || {
+        let revisions: Vec<PolicyRevision> =
+            told.current.iter().chain(&told.history).cloned().collect();
+        tables::history(&revisions)
+    })
 }
 
 fn set(args: &SetArgs) -> Result<(), ClusterError> {
@@ -113,14 +111,13 @@ fn set(args: &SetArgs) -> Result<(), ClusterError> {
     };
     let told = args.coordinator.ask(async |operator| operator.set_policy(wanted).await)?;
     let current = told.current.ok_or(ClusterError::NoPolicy)?;
-    match (args.coordinator.json, args.dry_run) {
-        (true, _) => json(&current),
-        (false, true) => Ok(say(format!(
-            "This would be accepted; revision {} holds unchanged.",
-            current.revision
-        ))?),
-        (false, false) => Ok(say(tables::revision(&current))?),
-    }
+    args.coordinator.tell(&current, || {
+        if args.dry_run {
+            format!("This would be accepted; revision {} holds unchanged.", current.revision)
+        } else {
+            tables::revision(&current)
+        }
+    })
 }
 
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {

@@ -8,11 +8,6 @@ use serde::Serialize;
 
 use super::error::ClusterError;
 use super::{BatchesArgs, DrainArgs, ExplainArgs, ForgetArgs, HostsArgs, tables};
-use laxity_cli::output::{self, say};
-
-pub(super) fn json(value: &impl Serialize) -> Result<(), ClusterError> {
-    Ok(say(output::json(value)?)?)
-}
 
 pub(super) fn hosts(args: &HostsArgs) -> Result<(), ClusterError> {
     let mut told =
@@ -25,14 +20,13 @@ pub(super) fn hosts(args: &HostsArgs) -> Result<(), ClusterError> {
     if !args.hosts.is_empty() {
         told.hosts.retain(|host| args.hosts.contains(&host.host));
     }
-    if args.coordinator.json {
-        return json(&told);
-    }
-    if args.hosts.is_empty() {
-        return Ok(say(tables::hosts(&told))?);
-    }
-    let all: Vec<String> = told.hosts.iter().map(tables::host).collect();
-    Ok(say(all.join("\n\n"))?)
+    args.coordinator.tell(&told, || {
+        if args.hosts.is_empty() {
+            return tables::hosts(&told);
+        }
+        let all: Vec<String> = told.hosts.iter().map(tables::host).collect();
+        all.join("\n\n")
+    })
 }
 
 pub(super) fn batches(args: &BatchesArgs) -> Result<(), ClusterError> {
@@ -43,11 +37,8 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<(), ClusterError> {
         limit: args.limit,
     };
     let told = args.coordinator.ask(async |operator| operator.list_batches(wanted).await)?;
-    if args.coordinator.json {
-        return json(&told);
-    }
     let filtered = args.in_trouble || args.host.is_some() || args.tenant.is_some();
-    Ok(say(tables::batches(&told.batches, told.total, filtered))?)
+    args.coordinator.tell(&told, || tables::batches(&told.batches, told.total, filtered))
 }
 
 pub(super) fn explain(args: &ExplainArgs) -> Result<(), ClusterError> {
@@ -58,10 +49,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<(), ClusterError> {
         ClusterError::Refused(said) => ClusterError::NotExplained(said),
         other => other,
     })?;
-    if args.coordinator.json {
-        return json(&told);
-    }
-    Ok(say(tables::explanation(&told))?)
+    args.coordinator.tell(&told, || tables::explanation(&told))
 }
 
 #[derive(Serialize)]
@@ -83,9 +71,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
         let hosts = client.answer(operator.list_hosts(ListHostsRequest {})).await?.hosts;
         Ok((told, hosts.iter().any(|host| host.host == args.host && host.connected)))
     })?;
-    if args.coordinator.json {
-        return json(&Drained { host: &args.host, drained: !args.undo, batches: told.batches });
-    }
+    let drained = Drained { host: &args.host, drained: !args.undo, batches: told.batches };
     let host = tables::clean(&args.host);
     let mut text = if args.undo {
         format!("{host} is back in the cluster's order.")
@@ -99,7 +85,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
     if !known {
         text.push_str(" No such host is connected now: check the name.");
     }
-    Ok(say(text)?)
+    args.coordinator.tell(&drained, || text)
 }
 
 #[derive(Serialize)]
@@ -111,9 +97,8 @@ struct Forgotten<'a> {
 pub(super) fn forget(args: &ForgetArgs) -> Result<(), ClusterError> {
     let host = args.host.clone();
     args.coordinator.ask(async |operator| operator.forget(ForgetRequest { host }).await)?;
-    if args.coordinator.json {
-        return json(&Forgotten { host: &args.host, forgotten: true });
-    }
-    let host = tables::clean(&args.host);
-    Ok(say(format!("{host} is off the list. It is back as soon as its daemon comes again."))?)
+    args.coordinator.tell(&Forgotten { host: &args.host, forgotten: true }, || {
+        let host = tables::clean(&args.host);
+        format!("{host} is off the list. It is back as soon as its daemon comes again.")
+    })
 }
