@@ -22,8 +22,7 @@ use crate::tenants::{TenantConfig, Tenants};
 
 #[test]
 fn batches_of_several_hosts_are_ordered_together_and_each_hears_of_its_own() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 0)])]);
     world.report(&mut a, [arrived(2, [request(21, 300, 0)])]);
     world.report(&mut b, [arrived(3, [request(31, 600, 0)])]);
@@ -37,8 +36,7 @@ fn batches_of_several_hosts_are_ordered_together_and_each_hears_of_its_own() {
 
 #[test]
 fn a_batch_that_two_hosts_report_is_one_and_its_loads_add_up_by_port() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 100)])]);
     world.report(&mut b, [arrived(1, [request(11, 900, 5000)])]);
     world.settle_and_read(&mut [&mut a, &mut b]);
@@ -52,8 +50,7 @@ fn a_batch_that_two_hosts_report_is_one_and_its_loads_add_up_by_port() {
 
 #[test]
 fn a_new_batch_tells_nobody_else_and_an_order_without_news_says_what_it_considered() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut b, [arrived(2, [request(21, 500, 0)])]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     let before = b.replica.clone();
@@ -67,8 +64,7 @@ fn a_new_batch_tells_nobody_else_and_an_order_without_news_says_what_it_consider
 
 #[test]
 fn a_deadline_that_is_reported_again_with_jitter_moves_no_rank() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     world.report(&mut a, [arrived(1, [request(11, 500, 0)]), arrived(2, [request(21, 600, 0)])]);
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.ranks.clone();
@@ -82,8 +78,7 @@ fn a_deadline_that_is_reported_again_with_jitter_moves_no_rank() {
 
 #[test]
 fn a_port_that_cannot_carry_everything_has_somebody_pruned_and_says_why() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     let heavy = request(12, 400, RATE);
     world.report(&mut a, [arrived(1, [request(11, 400, 1000), heavy])]);
     world.settle_and_read(&mut [&mut a]);
@@ -102,8 +97,7 @@ fn a_port_that_cannot_carry_everything_has_somebody_pruned_and_says_why() {
 
 #[test]
 fn a_reader_that_does_not_read_gets_one_order_with_the_newest_of_each() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     world.settle_and_read(&mut [&mut a]);
     for round in 0..20_u64 {
         world.report(&mut a, [arrived(round + 1, [request(100 + round, 500, 0)])]);
@@ -122,8 +116,7 @@ fn a_reader_that_does_not_read_gets_one_order_with_the_newest_of_each() {
 
 #[test]
 fn a_lost_host_is_forgotten_after_its_grace_and_the_next_member_owns_its_batches() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 10)])]);
     world.report(&mut a, [arrived(2, [request(21, 900, 10)])]);
     world.report(&mut b, [arrived(1, [request(11, 900, 10)])]);
@@ -142,8 +135,7 @@ fn a_lost_host_is_forgotten_after_its_grace_and_the_next_member_owns_its_batches
 
 #[test]
 fn a_forgotten_host_is_listed_as_missing_for_a_day_unless_it_comes_back() {
-    let mut world = World::new();
-    let (a, b) = (world.join("a"), world.join("b"));
+    let (mut world, [a, b]) = World::of(["a", "b"]);
     world.detach(&a);
     world.detach(&b);
     world.now = world.now + Span::from_millis(3_600_000);
@@ -163,8 +155,7 @@ fn a_forgotten_host_is_listed_as_missing_for_a_day_unless_it_comes_back() {
 
 #[test]
 fn a_host_whose_daemon_was_stopped_is_listed_so_until_it_comes_back() {
-    let mut world = World::new();
-    let (a, b) = (world.join("a"), world.join("b"));
+    let (mut world, [a, b]) = World::of(["a", "b"]);
     for daemon in [&a, &b] {
         world.cluster.leaves(world.now, daemon.id, daemon.stream);
     }
@@ -184,8 +175,7 @@ fn a_host_whose_daemon_was_stopped_is_listed_so_until_it_comes_back() {
 
 #[test]
 fn a_host_that_is_gone_can_be_taken_off_the_list_and_others_cannot() {
-    let mut world = World::new();
-    let mut lost = world.join("lost");
+    let (mut world, [mut lost]) = World::of(["lost"]);
     world.report(&mut lost, [arrived(1, [request(11, 900, 10)])]);
     let missing = world.join("missing");
     world.detach(&missing);
@@ -222,8 +212,7 @@ fn of_many_missing_hosts_those_that_left_last_are_remembered() {
 
 #[test]
 fn a_refusal_is_listed_with_its_age() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 10)])]);
     world.report(&mut b, [started(1)]);
     world.now = world.now + Span::from_millis(5);
@@ -234,8 +223,7 @@ fn a_refusal_is_listed_with_its_age() {
 
 #[test]
 fn a_summary_says_what_has_happened_since_the_one_before() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     let nobody_pruned = v1::SetPolicyRequest {
         change: Some(v1::Policy { drop_budget: Some(0), ..v1::Policy::default() }),
@@ -267,8 +255,7 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
 
 #[test]
 fn an_estimated_end_moves_on_while_the_batch_waits_and_is_never_in_the_past() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     let arrival = BatchArrived {
         batch: 1,
         compute_ns: 50 * MS,
@@ -293,8 +280,7 @@ fn an_estimated_end_moves_on_while_the_batch_waits_and_is_never_in_the_past() {
 
 #[test]
 fn a_drained_host_is_shown_with_who_took_it_out_and_why_and_whether_it_is_there() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     assert_eq!(world.drain("a", true), Ok(0));
     world.report(&mut a, [arrived(2, [request(21, 900, 10)])]);
     assert_eq!(world.counters().batches, 0, "what it reports does not count");
@@ -328,8 +314,7 @@ fn a_host_that_says_hello_in_a_loop_is_refused_for_a_while_and_others_are_welcom
 
 #[test]
 fn an_explanation_is_in_units_that_people_read() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 5 << 20)])]);
     world.settle_and_read(&mut [&mut a]);
     let wanted = v1::ExplainRequest { batch: 1, ..Default::default() };

@@ -12,8 +12,7 @@ fn leave(world: &mut World, daemons: &[&Daemon]) {
 
 #[test]
 fn a_request_that_moves_on_leaves_behind_what_hosts_said_that_stay() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(2, [])]);
     // b is not the owner, but it reports the request first.
     world.report(&mut b, [arrived(2, [request(1, 500, 9)])]);
@@ -24,8 +23,7 @@ fn a_request_that_moves_on_leaves_behind_what_hosts_said_that_stay() {
 
 #[test]
 fn loads_that_a_snapshot_does_not_mention_are_gone_from_the_requests_of_others_too() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 900, 10)])]);
     world.report(&mut b, [arrived(1, [request(11, 900, 5000)])]);
     world.detach(&b);
@@ -38,8 +36,7 @@ fn loads_that_a_snapshot_does_not_mention_are_gone_from_the_requests_of_others_t
 
 #[test]
 fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of_it() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     let batch = |id: u64| arrived(id, [request(id * 10, 900, 10)]);
     world.report(&mut a, [batch(1), batch(2), batch(3)]);
     world.send(&mut a, SnapshotPiece::Part, [batch(1)]);
@@ -76,8 +73,7 @@ fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of
 
 #[test]
 fn one_that_leaves_a_batch_is_told_that_its_requests_are_none_of_its_business() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     let heavy = request(12, 400, RATE);
     world.report(&mut a, [arrived(1, [request(11, 400, 1000), heavy])]);
     world.report(&mut b, [arrived(1, [])]);
@@ -99,8 +95,7 @@ fn one_that_leaves_a_batch_is_told_that_its_requests_are_none_of_its_business() 
 
 #[test]
 fn what_ends_between_two_runs_is_told_at_once_and_changes_nothing_else() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     let heavy = request(12, 400, RATE);
     world.report(
         &mut a,

@@ -13,20 +13,18 @@ fn reads(fetch: u64, batch: u64, request: u64) -> Kind {
 }
 
 /// Returns a victim, and a reader with one fetch from it, which makes its request late.
-fn victim_and_reader(world: &mut World) -> (Daemon, Daemon) {
-    let victim = world.join("victim");
-    let mut reader = world.join("reader");
+fn victim_and_reader() -> (World, Daemon, Daemon) {
+    let (mut world, [victim, mut reader]) = World::of(["victim", "reader"]);
     let batch = arrived(1, [request(10, 500, 0), request(11, 500, 0)]);
     world.report(&mut reader, [batch, reads(1, 1, 10)]);
     world.settle_and_read(&mut [&mut reader]);
     assert!(reader.replica.pruned.contains_key(&10), "a second of bytes is due in half a second");
-    (victim, reader)
+    (world, victim, reader)
 }
 
 #[test]
 fn a_fetch_loads_the_port_that_it_reads_from_until_it_ends() {
-    let mut world = World::new();
-    let (_victim, mut reader) = victim_and_reader(&mut world);
+    let (mut world, _victim, mut reader) = victim_and_reader();
     assert!(!reader.replica.pruned.contains_key(&11));
     assert_eq!(world.cluster.list_hosts(world.now).hosts[0].fetches, 1);
     // Said again, nothing changes.
@@ -39,16 +37,14 @@ fn a_fetch_loads_the_port_that_it_reads_from_until_it_ends() {
 
 #[test]
 fn a_victim_that_is_drained_or_gone_has_no_fetches() {
-    let mut world = World::new();
-    let (_victim, reader) = victim_and_reader(&mut world);
+    let (mut world, _victim, reader) = victim_and_reader();
     world.drain("victim", true).expect("known");
     assert_eq!(world.cluster.fetches.of_host(reader.id).count(), 0);
 }
 
 #[test]
 fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     world.report(&mut a, [arrived(1, [request(10, 900, 0)]), reads(1, 1, 0)]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(world.cluster.fetches.0.len(), 0);
@@ -69,8 +65,7 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
 
 #[test]
 fn the_fetches_of_a_daemon_that_was_restarted_are_not_those_of_the_one_before() {
-    let mut world = World::new();
-    let (_victim, reader) = victim_and_reader(&mut world);
+    let (mut world, _victim, reader) = victim_and_reader();
     world.detach(&reader);
     let mut reader = world.attend(&hello("reader"));
     // The same number now names a fetch of another request.
@@ -81,8 +76,7 @@ fn the_fetches_of_a_daemon_that_was_restarted_are_not_those_of_the_one_before() 
 
 #[test]
 fn a_fetch_that_crosses_the_end_of_its_batch_is_no_offence() {
-    let mut world = World::new();
-    let (_victim, mut reader) = victim_and_reader(&mut world);
+    let (mut world, _victim, mut reader) = victim_and_reader();
     world.report(&mut reader, [finished(1), reads(9, 1, 10)]);
     world.settle_and_read(&mut [&mut reader]);
     assert!(reader.replica.refusals.is_empty(), "{:?}", reader.replica.refusals);
@@ -90,8 +84,7 @@ fn a_fetch_that_crosses_the_end_of_its_batch_is_no_offence() {
 
 #[test]
 fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
-    let mut world = World::new();
-    let (victim, reader) = victim_and_reader(&mut world);
+    let (mut world, victim, reader) = victim_and_reader();
     // The victim's successor has another name and attends before the victim is forgotten.
     let mut successor = hello("successor");
     successor.ports[0].addresses = vec![ADDRESS.to_vec()];

@@ -11,8 +11,7 @@ fn reasons(daemon: &Daemon) -> Vec<RefusalReason> {
 
 #[test]
 fn nobody_ends_or_changes_what_is_anothers() {
-    let mut world = World::new();
-    let (mut a, mut evil) = (world.join("a"), world.join("evil"));
+    let (mut world, [mut a, mut evil]) = World::of(["a", "evil"]);
     world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.ranks.clone();
@@ -125,8 +124,7 @@ fn a_flood_is_capped_and_leaves_room_for_others() {
 
 #[test]
 fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
-    let mut world = World::new();
-    let mut a = world.join("a");
+    let (mut world, [mut a]) = World::of(["a"]);
     let mut load = request(11, 500, 1);
     load.loads[0].port = 7;
     world.report(&mut a, [arrived(1, [load])]);
@@ -140,8 +138,7 @@ fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
 /// An honest daemon can't know that another host announced the batch first.
 #[test]
 fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
     world.report(&mut b, [arrived(1, [request(11, 500, 10)])]);
     let progress = |layer| Kind::BatchProgress(v1::BatchProgress { batch: 1, layer });
@@ -181,8 +178,7 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
 
 #[test]
 fn what_makes_much_work_counts_for_much() {
-    let mut world = World::new();
-    let (mut a, mut b) = (world.join("a"), world.join("b"));
+    let (mut world, [mut a, mut b]) = World::of(["a", "b"]);
     world.cluster.take_work();
     let many: Vec<_> = (1..=2000).map(|id| request(id, 900, 1)).collect();
     world.report(&mut a, [arrived(1, many)]);

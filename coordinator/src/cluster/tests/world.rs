@@ -97,6 +97,13 @@ impl World {
         Self { cluster: Cluster::new(now, settings, policy, 7).expect("valid"), now }
     }
 
+    /// Returns a cluster that daemons of these hosts have joined, in this order.
+    pub(super) fn of<const N: usize>(hosts: [&str; N]) -> (Self, [Daemon; N]) {
+        let mut world = Self::new();
+        let daemons = hosts.map(|host| world.join(host));
+        (world, daemons)
+    }
+
     pub(super) fn attend(&mut self, hello: &Hello) -> Daemon {
         let attended = self.cluster.attend(self.now, hello).or_else(|told| {
             // A host that comes back too often waits as it was told.
