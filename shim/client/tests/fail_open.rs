@@ -140,8 +140,7 @@ fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
 
 #[test]
 fn observe_reports_every_flow_and_delays_none() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let client = Client::attach(Options { mode: Mode::Observe, ..daemon.options() });
     let mut lane = client.lane();
     for _ in 0..10 {
@@ -327,8 +326,7 @@ fn an_event_loop_that_only_polls_notices_a_stall_too() {
 
 #[test]
 fn a_slow_daemon_that_shows_life_is_waited_for() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let stall = Duration::from_secs(3);
     let client = Client::attach(Options { stall_timeout: stall, ..daemon.options() });
     let mut lane = client.lane();

@@ -88,8 +88,7 @@ fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
 
 #[test]
 fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(10));

@@ -120,8 +120,7 @@ fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warn
 #[test]
 fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_them() {
     for (way, opcode) in [("write", 1), ("read", 0), ("threads", 1), ("notify", 1)] {
-        let daemon = TestDaemon::start();
-        daemon.set(&daemon.knobs.hold, true);
+        let daemon = TestDaemon::holding();
         let mut peer = Peer::start(built(), BYTES);
         let mut job = under(&daemon, "mover", way, &peer, "tcp");
         let child = job.start();
@@ -149,8 +148,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
 
 #[test]
 fn a_daemon_that_dies_lets_go_of_what_waits() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let mut peer = Peer::start(built(), BYTES);
     let mut job = under(&daemon, "mover", "write", &peer, "tcp");
     let child = job.start();
@@ -164,8 +162,7 @@ fn a_daemon_that_dies_lets_go_of_what_waits() {
 
 #[test]
 fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let mut peer = Peer::start(built(), BYTES);
     let done = under(&daemon, "mover", "free", &peer, "tcp").run();
     assert!(done.lines.contains(&String::from("busy 4")), "{:?}", done.lines);
@@ -175,8 +172,7 @@ fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
 
 #[test]
 fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let peer = Peer::start(built(), BYTES);
     let done = under(&daemon, "mover", "unplug", &peer, "tcp").run();
     assert_eq!(taken(&done), expected(1));
@@ -185,8 +181,7 @@ fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
 
 #[test]
 fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let peer = Peer::start(built(), BYTES);
     let mut job = under(&daemon, "mover", "refused", &peer, "tcp");
     let child = job.start();

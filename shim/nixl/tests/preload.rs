@@ -184,8 +184,7 @@ fn chosen_blocks_of_prepared_lists_are_flows_of_their_bytes() {
 #[test]
 fn a_deferred_post_is_dropped_with_its_request_or_its_agent() {
     for (way, log) in [("release", "release 1\ndestroy 0\n"), ("destroy", "destroy 0\n")] {
-        let daemon = TestDaemon::start();
-        daemon.set(&daemon.knobs.hold, true);
+        let daemon = TestDaemon::holding();
         let done = run(job(way).under(&daemon.socket));
         assert_eq!((done.log.as_str(), said(&done, "arrived")), (log, vec![0]), "{way}");
         assert_eq!(done.count("dropped"), 1, "{way}");
@@ -227,8 +226,7 @@ fn the_thread_stays_out_of_an_agent_that_a_call_is_in() {
 
 #[test]
 fn a_post_with_arguments_waits_in_the_call_for_a_moment_only() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let done = run(job("arguments").under(&daemon.socket));
     assert_eq!(done.log, "post with arguments 1\ndestroy 0\n");
     assert_eq!((done.count("deferred"), done.count("expired")), (0, 1));
@@ -239,8 +237,7 @@ fn a_post_with_arguments_waits_in_the_call_for_a_moment_only() {
 
 #[test]
 fn a_daemon_that_dies_lets_go_of_what_waits() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let mut job = job("poll").under(&daemon.socket);
     let child = job.start();
     eventually("it asks for permits", || submitted(&daemon) == BYTES);
@@ -251,8 +248,7 @@ fn a_daemon_that_dies_lets_go_of_what_waits() {
 
 #[test]
 fn a_request_whose_owner_asks_for_permits_itself_is_not_asked_for_again() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let done = run(job("exempt").under(&daemon.socket));
     assert_eq!((said(&done, "wait"), done.log.as_str()), (vec![0, 0], "post 1\ndestroy 0\n"));
     assert_eq!((submitted(&daemon), done.count("exempt"), done.count("posts")), (0, 1, 1));
@@ -260,8 +256,7 @@ fn a_request_whose_owner_asks_for_permits_itself_is_not_asked_for_again() {
 
 #[test]
 fn transfers_to_files_wait_for_no_permit_however_they_are_created() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     let done = run(job("storage").under(&daemon.socket));
     assert_eq!((said(&done, "wait"), said(&done, "arrived")), (vec![0, 0], vec![1]));
     assert_eq!((submitted(&daemon), done.count("unknown"), done.count("posts")), (0, 0, 2));
@@ -269,8 +264,7 @@ fn transfers_to_files_wait_for_no_permit_however_they_are_created() {
 
 #[test]
 fn a_release_that_describes_transfers_otherwise_goes_unscheduled_and_one_line_says_so() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
+    let daemon = TestDaemon::holding();
     for way in ["poll", "order", "prepared"] {
         let done = run(job_of("larger/mover", way).under(&daemon.socket));
         assert_eq!(said(&done, "arrived"), [1], "{way}");

@@ -92,6 +92,13 @@ impl TestDaemon {
         Self::with(Geometry::default())
     }
 
+    /// Starts a daemon that holds flows back.
+    pub(crate) fn holding() -> Self {
+        let daemon = Self::start();
+        daemon.set(&daemon.knobs.hold, true);
+        daemon
+    }
+
     pub(crate) fn with(geometry: Geometry) -> Self {
         let dir = tempfile::tempdir().expect("temporary directory");
         let mut daemon = Self::at(&dir.path().join("laxityd.sock"), geometry);
