@@ -122,15 +122,10 @@ impl Hub {
 
     /// Hands on all waiting transfers of an engine before it is destroyed.
     pub(crate) fn leave_engine(&self, engine: EnginePtr) {
-        let mut theirs: Vec<Arc<TransferBatch>> = Vec::new();
-        self.batches.write().retain(|key, batch| {
-            let is_theirs = key.0 == engine as usize;
-            if is_theirs {
-                theirs.push(Arc::clone(batch));
-            }
-            !is_theirs
-        });
-        for batch in theirs {
+        let mut batches = self.batches.write();
+        let theirs: Vec<_> = batches.extract_if(|key, _| key.0 == engine as usize).collect();
+        drop(batches);
+        for (_, batch) in theirs {
             let mut state = batch.state.lock();
             batch.flush(&mut state);
             batch.end_transfers(&mut state);
