@@ -1,10 +1,19 @@
 //! Tests that a job's traffic goes out once, in order and soon, whatever fails (architecture §7).
 
 use std::io::Read;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
+use std::path::Path;
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use laxity_shm::layout::{LaneHeader, Mode};
+use laxity_shm::permit::published;
+use laxity_shm::region::Region;
+use laxity_shm::registration::{self, Hello};
 use laxity_tests::{Need, skip};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
@@ -255,4 +264,96 @@ fn an_observed_client_finds_a_daemon_that_comes_back() {
 #[test]
 fn a_client_on_credit_finds_a_daemon_that_comes_back() {
     a_client_that_never_waits_finds_the_next_daemon("", false);
+}
+
+/// A xorshift generator: the garbage differs between rounds but not between runs of the test.
+fn next(seed: &mut u64) -> u64 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    *seed
+}
+
+/// Attaches once as a client that writes garbage: noise everywhere, and records that look
+/// published, with invalid descriptors.
+fn vandalise(daemon_socket: &Path, seed: &mut u64) {
+    let socket = registration::connect(daemon_socket).expect("the daemon listens");
+    let hello = Hello::new("vandal", Mode::Enforce, false);
+    registration::send_hello(socket.as_fd(), &hello).expect("it takes the greeting");
+    assert!(registration::wait_readable(socket.as_fd(), PATIENCE));
+    let welcome =
+        registration::receive_reply(socket.as_fd()).expect("a welcome").expect("a region");
+    let file = std::fs::File::from(welcome.memfd.try_clone().expect("a descriptor"));
+    let length = file.metadata().expect("a size").len();
+    assert!(file.set_len(length * 2).is_err() && file.set_len(0).is_err(), "not sealed");
+    let geometry = welcome.geometry;
+    let region = Region::map(welcome.memfd, geometry).expect("it can be mapped");
+    let write = |at: u64, word: u64| {
+        file.write_all_at(&word.to_le_bytes(), at).expect("a region can be written");
+    };
+    if next(seed).is_multiple_of(4) {
+        let noise: Vec<u8> = (0..length / 8).flat_map(|_| next(seed).to_le_bytes()).collect();
+        file.write_all_at(&noise, 0).expect("it can be written");
+    }
+    for lane in 0..4 {
+        region.header().set_claimed(lane, true);
+        let slots = (geometry.lane_offset(lane) + size_of::<LaneHeader>()) as u64;
+        // The first record of a lane is in its first slot. The next ones go to random low slots.
+        for (slot, seq) in [(0, 1), (next(seed) % 8, 2), (next(seed) % 8, 3)] {
+            let at = slots + slot * 64;
+            for word in 0..7 {
+                // Small numbers pass the first checks and reach the later ones.
+                let value = match next(seed) % 3 {
+                    0 => next(seed),
+                    1 => next(seed) % 32,
+                    _ => (next(seed) % 32) | ((next(seed) % 8) << 16),
+                };
+                write(at + word * 8, value);
+            }
+            write(at + 56, published(seq));
+        }
+    }
+    // Write likely values at random places while the daemon reads.
+    for _ in 0..64 {
+        let at = next(seed) % (length / 8) * 8;
+        let word = match next(seed) % 4 {
+            0 => 0,
+            1 => u64::MAX,
+            2 => published(next(seed) % 64),
+            _ => next(seed) % 256,
+        };
+        write(at, word);
+        registration::wake(welcome.eventfd.as_fd());
+    }
+}
+
+#[test]
+fn garbage_in_every_field_of_a_region_hurts_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (stopped, socket) = (Arc::clone(&stop), daemon.socket());
+    let scribbler = std::thread::spawn(move || {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut attachments = 0_u64;
+        while !stopped.load(Ordering::Relaxed) {
+            vandalise(&socket, &mut seed);
+            attachments += 1;
+        }
+        attachments
+    });
+
+    for round in 0..3 {
+        sender::complete(&daemon, &folder.path().join(format!("sink{round}")));
+    }
+    eventually("the daemon has read garbage many times", || {
+        daemon.status().totals.garbage_records > 20
+    });
+    stop.store(true, Ordering::Relaxed);
+    assert!(scribbler.join().unwrap() > 0);
+    let log = daemon.log_text();
+    assert!(daemon.is_running(), "the daemon died:\n{log}");
+    assert!(!log.contains("panicked"), "{log}");
+    eventually("the vandal is forgotten", || daemon.status().clients.is_empty());
+    assert_idle(&daemon);
 }
