@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use laxity_cli::output::{self, OutputError, put, say};
+use laxity_cli::output::{self, say};
 use serde::Serialize;
 
 pub(crate) fn is_stdout(path: &Path) -> bool {
@@ -19,8 +19,10 @@ pub(crate) fn check(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result
 }
 
 /// Writes a text to a file or to standard output.
-pub(crate) fn write(path: &Path, text: &str) -> Result<(), OutputError> {
-    if is_stdout(path) { put(text.as_bytes()) } else { output::replace(path, text.as_bytes()) }
+#[cfg(feature = "clusters")]
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), output::OutputError> {
+    let bytes = text.as_bytes();
+    if is_stdout(path) { output::put(bytes) } else { output::replace(path, bytes) }
 }
 
 /// Writes a report as JSON, if that is asked for. Its table goes to standard output, or to standard
