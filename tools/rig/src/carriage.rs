@@ -70,6 +70,7 @@ fn report_path(folder: &Path, host: usize) -> std::path::PathBuf {
 pub struct Carriage {
     pub payload_bytes: u64,
     pub messages: u64,
+    /// Times that the plugin answered "not now" to a message.
     pub refusals: u64,
     pub sent_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     pub received_bytes: u64,

@@ -33,6 +33,7 @@ pub enum TraceError {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recorded {
+    /// Seconds since the first request.
     pub at_s: f64,
     pub tokens: u32,
     /// Prefix blocks, first to last. Empty if the format has none.

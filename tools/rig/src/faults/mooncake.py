@@ -2,9 +2,9 @@
 Mooncake's Transfer Engine as applications do, under `laxity.mooncake` or, by its C interface, under
 `liblaxity_mooncake.so`.
 
-The second argument is mooncake_c.py. Commands are bytes: `e` finish, `f` fork, `t` end a thread that has submitted. A local socket (`handle`) beside Mooncake
-carries what only the test needs: the initiator asks for a place, and says what Mooncake called complete. The target
-then looks at its memory.
+The second argument is mooncake_c.py. Commands are bytes: `e` finish, `f` fork, `t` end a thread that has submitted. A
+local socket (`handle`) beside Mooncake carries what only the test needs: the initiator asks for a place, and says what
+Mooncake called complete. The target then looks at its memory.
 
 queue 0: synchronous writes. 1: asynchronous writes, several at a time. 2: reads. From 1000 on: threads that end early.
 """

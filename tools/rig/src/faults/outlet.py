@@ -58,5 +58,3 @@ class Watched:
             time.sleep(2 * WATCH_S)
             starved_ms = int((self.starved - starved) * 1000)
             self.outlet.put(b"W", queue, begin_ns, end_ns, starved_ms=starved_ms)
-
-

@@ -30,6 +30,7 @@ pub enum Plant {
 pub(super) struct Reported {
     plant: Option<Plant>,
     armed: Arc<AtomicBool>,
+    /// The transfer that is kept or lost.
     number: Option<u64>,
     kept: Vec<Frame>,
 }

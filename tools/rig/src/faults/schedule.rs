@@ -111,6 +111,7 @@ impl FaultKind {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
+    /// The time since the beginning of the round.
     pub at_ms: u64,
     pub kind: FaultKind,
     pub for_ms: u64,

@@ -105,6 +105,7 @@ impl PathPrograms {
 pub(super) struct Pace {
     /// Factor of all times and time limits. An emulated processor is slow.
     pub(super) slowness: u32,
+    /// Longest wait that is no violation.
     pub(super) wait_max: Duration,
     /// Names and rate of the NICs in the daemon's configuration.
     pub(super) nics: &'static [&'static str],

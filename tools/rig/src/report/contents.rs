@@ -123,6 +123,7 @@ pub struct HostReport {
     pub prompt_tokens: u64,
 }
 
+/// Percentiles 0 … 100 of several quantities, for plots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
     pub ttft_ms: Vec<f64>,

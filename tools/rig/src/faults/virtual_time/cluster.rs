@@ -29,6 +29,7 @@ struct WelcomedStream {
 
 pub(super) struct VirtualCoordinator {
     cluster: Cluster,
+    /// The highest term so far.
     term: u64,
     stream: Option<WelcomedStream>,
     /// Whether daemons can't reach it.

@@ -54,6 +54,7 @@ pub(super) fn change_policy(config: &mut Config, rng: &mut ChaCha8Rng) {
     config.policy = *PolicyKind::ALL.choose(rng).unwrap_or(&config.policy);
 }
 
+/// Changes the rate of the port, and returns it in bytes per second.
 pub(super) fn change_rate(config: &mut Config, choice: u64) -> u64 {
     let rate = RATE_MIN << (choice % 3);
     config.nic[0].rate = Rate(rate).into();

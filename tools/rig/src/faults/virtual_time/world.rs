@@ -82,7 +82,9 @@ pub(super) struct VirtualWorld<'a> {
     pub(super) outcome: Outcome,
     /// Periods in which the daemon or the port was stopped.
     pub(super) stops: Vec<(u64, u64)>,
+    /// Since when the daemon is stopped.
     pub(super) stopped_ns: Option<u64>,
+    /// Time in which nothing ran.
     pub(super) starved_ns: u64,
     /// Number of faults and ends of faults that are still to come.
     pub(super) planned: usize,

@@ -154,6 +154,7 @@ pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
         .collect()
 }
 
+/// Returns a program that is not in the matrix.
 pub(super) fn find(name: &str, lab: &Lab<'_>) -> Result<Program, LabError> {
     entries()
         .find(|entry| entry.outside_matrix && entry.name == name)
