@@ -55,6 +55,7 @@ pub enum Why {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
+    /// Requests that lose their blocks before the pass.
     pub drops: Vec<Dropped>,
     pub chunks: Vec<Chunk>,
     pub steps: Vec<Step>,

@@ -41,6 +41,7 @@ impl Targets {
 pub struct Prompts {
     pub requests: f64,
     pub tokens: f64,
+    /// Sum of the squared lengths.
     pub squares: f64,
 }
 

@@ -45,6 +45,7 @@ impl Cognition {
         self.prior(spec, running)
     }
 
+    /// Returns the estimate of a request without tags.
     pub fn prior(&self, spec: &Spec, running: u32) -> Estimate {
         let most = self.tasks.values().max_by_key(|profile| profile.requests);
         let profile = most.copied().unwrap_or(self.all);

@@ -63,6 +63,7 @@ struct Prepared {
     moves: Vec<Move>,
 }
 
+/// The effects of an operation on a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
     pub swapped: Vec<StageId>,

@@ -68,6 +68,7 @@ pub struct Bound {
     pub source: Source,
 }
 
+/// Errors of predictions, in buckets by prompt length.
 pub struct Calibration {
     epsilon: f64,
     window: usize,
