@@ -60,6 +60,7 @@ impl Blocks {
         }
     }
 
+    /// Returns the number of blocks that can be taken now.
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
@@ -159,6 +160,7 @@ impl SharedBlocks {
         Self(Arc::new(Mutex::new(blocks)))
     }
 
+    /// Locks the pool for one statement.
     pub fn lock(&self) -> MutexGuard<'_, Blocks> {
         // No method leaves a pool inconsistent, so a poisoned lock can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)

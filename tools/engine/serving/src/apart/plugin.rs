@@ -104,6 +104,7 @@ impl Plugin {
         Ok(())
     }
 
+    /// Sends a parcel to a rank, and receives one from it under `key`.
     pub fn exchange(&self, rank: SocketAddr, key: Key, payload: Vec<u8>) {
         let _ = self.0.send(PluginCommand::Exchange(rank, key, payload));
     }

@@ -31,6 +31,7 @@ pub struct Wanted {
     pub request: u64,
     /// Hashes of the blocks, from the first missing one.
     pub hashes: Vec<BlockHash>,
+    /// Index of the first missing block.
     pub first: usize,
     /// Deadline of the first token, in ns.
     pub deadline_ns: u64,

@@ -98,6 +98,7 @@ impl OpenSet {
     }
 }
 
+/// A parcel that its receiver may read.
 struct Offer {
     head: Head,
     payload: Arc<Vec<u8>>,

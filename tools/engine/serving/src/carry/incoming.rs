@@ -9,6 +9,7 @@ use super::frame::{ACK_BYTES, HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX,
 use super::outgoing::mark;
 use super::{Arrival, Incoming, Taker};
 
+/// Maximum number of incomplete parcels on one connection.
 const OPEN_MAX: usize = 65_536;
 
 /// Accepts connections in the background until the process ends. Returns the local address.

@@ -17,6 +17,7 @@ pub struct TextDecoder {
 }
 
 impl TextDecoder {
+    /// Adds a token and returns the text that is complete.
     pub fn push(&mut self, token: u32) -> String {
         match token {
             0..=255 => self.bytes.push(token as u8),

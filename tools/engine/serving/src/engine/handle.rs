@@ -26,6 +26,7 @@ pub enum EngineCommand {
     Stop,
 }
 
+/// The state of an engine for other threads.
 #[derive(Default)]
 pub struct EngineGauges {
     /// Requests that were accepted and have not ended.
