@@ -22,6 +22,7 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| idle(bench, SILENT));
 }
 
+/// Measures the CPU time of the daemon's process without any flows, in percent of a core.
 fn idle(bench: &mut Bench, clients: usize) -> Result<Measured> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);

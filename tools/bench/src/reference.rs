@@ -18,6 +18,7 @@ const STOP: u64 = u64::MAX;
 /// Maximum number of spins of a wait, about a second. After that the peer died or lost its core.
 const SPINS_MAX: u64 = 1 << 30;
 
+/// Waits for `value`. Returns false if it doesn't come.
 #[inline(always)]
 fn spin_until(word: &AtomicU64, value: u64) -> bool {
     for _ in 0..SPINS_MAX {

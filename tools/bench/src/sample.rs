@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::clock::Clock;
 
+/// Collects the samples of one repetition without allocations during the measurement.
 pub(crate) struct Recorder {
     ticks: Vec<(u64, u64)>,
 }
@@ -147,6 +148,7 @@ impl Summary {
     }
 }
 
+/// Returns the median, and the least and greatest value.
 fn median(mut values: Vec<f64>) -> (f64, (f64, f64)) {
     values.sort_by(f64::total_cmp);
     let count = values.len();
