@@ -429,6 +429,7 @@ fn is_blamed(text: &str, name: &str) -> bool {
     lines.any(|line| BLAME.iter().any(|word| line.contains(word)))
 }
 
+/// Returns flows per second over all of `windows`.
 fn rate(windows: &[Window]) -> f64 {
     let flows: u64 = windows.iter().map(|one| one.flows).sum();
     let time_ns: u64 = windows.iter().map(|one| one.length_ns).sum();

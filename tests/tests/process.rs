@@ -99,6 +99,7 @@ pub(crate) fn pip_install(packages: &[&str], folder: &Path) -> Result<(), String
     if output.status.success() { Ok(()) } else { Err(output.all()) }
 }
 
+/// A process that is killed when dropped.
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {

@@ -16,8 +16,8 @@ fn flow(bytes: u64) -> Flow {
     Flow { bytes, ..Flow::default() }
 }
 
-/// Runs `body` in a child, which ends with its result. The child must take no lock that another
-/// thread may hold. glibc handles those of malloc.
+/// Runs `body` in a child, which ends with its result. `body` must take no lock that another thread
+/// may hold, except those of malloc, which glibc handles.
 fn fork(body: impl FnOnce() -> i32) -> libc::pid_t {
     // SAFETY: upheld by the caller, and the child ends by _exit.
     let pid = unsafe { libc::fork() };

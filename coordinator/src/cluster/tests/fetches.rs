@@ -12,7 +12,8 @@ fn reads(fetch: u64, batch: u64, request: u64) -> Kind {
     })
 }
 
-/// Returns a victim, and a reader with one fetch from it, which makes its request late.
+/// Returns a cluster with a victim, and a reader with one fetch from it, which makes its request
+/// late.
 fn victim_and_reader() -> (World, Daemon, Daemon) {
     let (mut world, [victim, mut reader]) = World::of(["victim", "reader"]);
     let batch = arrived(1, [request(10, 500, 0), request(11, 500, 0)]);
