@@ -111,6 +111,13 @@ mod tests {
     const ABORT: Offer = offer(Engine::Stage(StageId(1)), Action::Abort, 50, 5);
 
     #[test]
+    fn idle_models_sleep_before_anything_else_even_if_it_costs_more() {
+        let plan = plan(60, vec![SWAP, CONTEXT, IDLE], Action::Abort, 7).unwrap();
+        assert_eq!(plan.steps, [IDLE]);
+        assert_eq!(plan.cost, 900);
+    }
+
+    #[test]
     fn levels_follow_each_other_and_an_interruption_is_charged_once() {
         let all = vec![ABORT, SWAP, GOING, CONTEXT, IDLE];
         let plan = plan(160, all, Action::Abort, 7).unwrap();
