@@ -201,10 +201,11 @@ class Gate:
         with self._lock:
             request = self._requests.get(int(handle))
             if request is not None and request.post is not None:
-                # NIXL's own answer to a request that is posted while it is under way.
-                return self._in_progress()
+                # NIXL does not know yet that the request is under way, and would refuse it.
+                raise getattr(self._constants, "nixlRepostActiveError", RuntimeError)("the transfer waits for a permit")
             if request is not None:
-                self._over(request)
+                if self._is_moving(request):
+                    return self._binding.postXferReq(handle, *args, **named)
                 request.failed, request.ended = None, None
             if request is None or not request.nbytes:
                 return self._binding.postXferReq(handle, *args, **named)
@@ -264,6 +265,8 @@ class Gate:
             if self._waiting.pop(int(handle), None) is not None and request is not None:
                 # The request is released before it was posted.
                 request.post = None
+            if request is not None:
+                self._is_moving(request)
             # NIXL refuses to release a transfer in progress. The request stays then.
             result = self._binding.releaseXferReq(handle, *args, **named)
             self._requests.pop(int(handle), None)
@@ -292,17 +295,28 @@ class Gate:
         with self._lock:
             self._requests[int(handle)] = _Request(int(handle), name, nbytes, address)
 
-    def _over(self, request: _Request) -> None:
-        """Ends the ticket: all bytes were delivered, or the transfer failed. The caller holds the lock."""
+    def _over(self, request: _Request, delivered: bool = False) -> None:
+        """Ends the ticket. Unless all bytes were ``delivered``, it is cancelled. The caller holds the lock."""
         if self._in_flight.get(request.handle) is request:
             # NIXL may give a released handle to another request.
             del self._in_flight[request.handle]
         ticket, request.ticket = request.ticket, None
         if ticket is not None:
             left = ticket.granted
-            if left and ticket.done:
+            if delivered and left and ticket.done:
                 _tell(ticket.complete, left)
             _tell(ticket.cancel)
+
+    def _is_moving(self, request: _Request) -> bool:
+        """Asks NIXL whether a posted transfer is in progress. If not, its ticket ends. The caller holds the lock."""
+        if self._in_flight.get(request.handle) is not request:
+            self._over(request)
+            return False
+        try:
+            return self._ask(request.handle, request) == self._constants.NIXL_IN_PROG
+        except Exception:
+            # It failed, and nobody asked before.
+            return False
 
     def _post(self, request: _Request, post: Callable[[], Any]) -> Any:
         """Posts a transfer. The caller holds the lock."""
@@ -324,10 +338,11 @@ class Gate:
         return status
 
     def _ended(self, request: _Request, status: Any) -> None:
-        if status == self._constants.NIXL_SUCCESS:
+        delivered = status == self._constants.NIXL_SUCCESS
+        if delivered:
             request.measure()
         request.ended = status
-        self._over(request)
+        self._over(request, delivered)
 
     def _ask(self, handle: Any, request: Optional[_Request], *args: Any, **named: Any) -> Any:
         """Asks NIXL for the state of a transfer. The caller holds the lock: two threads that ask for one transfer would
@@ -346,7 +361,8 @@ class Gate:
         """Looks for transfers that have ended. Returns the time until the next look. The caller holds the lock."""
         now = time.monotonic()
         for request in list(self._in_flight.values()):
-            if request.ask_at > now:
+            # NIXL's handles release requests when Python collects them, which can happen in this loop.
+            if self._in_flight.get(request.handle) is not request or request.ask_at > now:
                 continue
             try:
                 self._ask(request.handle, request)
@@ -362,7 +378,7 @@ class Gate:
         for handle, request in list(self._waiting.items()):
             late = now - request.since > PATIENCE_S
             granted = request.ticket is None or _tell(_granted, request.ticket, None)
-            if granted is False and not late:
+            if (granted is False and not late) or self._waiting.get(handle) is not request:
                 continue
             if late and granted is False:
                 _tell.count("transfers that waited longer than PATIENCE_S")
