@@ -16,8 +16,9 @@
 //! else, such as a message of its peer, makes no such call and would wait for ever. The thread of
 //! this library posts for an agent that was not called for [`agent::QUIET`]. It enters the agent
 //! only if no thread is in it, and calls of the program wait until the thread has left
-//! ([`agent::Agent::enter`]). The functions that change an agent are interposed for this reason.
-//! Functions that only read what no post changes are not.
+//! ([`agent::Agent::enter`]). All functions that read or change what belongs to an agent are
+//! interposed for this reason. A question for a state changes it, too: if the peer is gone, NIXL
+//! forgets its metadata.
 //!
 //! A request that has waited for [`request::PATIENCE`] is posted without a permit.
 //!

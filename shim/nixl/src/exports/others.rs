@@ -6,7 +6,8 @@ use core::ffi::c_void;
 use super::{interpose, within};
 use crate::abi::{AgentPtr, NixlStatus, status};
 
-/// An argument that is passed on. These functions have pointers and references only.
+/// An argument that is passed on. These functions have pointers and references, and strings by
+/// value, which C++ passes by the address of a copy that the caller destroys.
 type Argument = *const c_void;
 
 /// Defines functions of an agent: `name(arguments) tends "SYMBOL"`.
@@ -46,6 +47,34 @@ pass_on! {
     estimate(request, duration, margin, method, extra) false
         "_ZNK9nixlAgent16estimateXferCostEPK12nixlXferReqHRNSt6chrono8durationIlSt5ratioILl1ELl1\
          000000EEEES8_R11nixl_cost_tPK21nixlAgentOptionalArgs";
+    fetch_metadata(name, extra) false
+        "_ZN9nixlAgent13fetchRemoteMDENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEPK21nix\
+         lAgentOptionalArgs";
+    metadata(metadata) false
+        "_ZNK9nixlAgent10getLocalMDERNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    send_metadata(extra) false
+        "_ZNK9nixlAgent11sendLocalMDEPK21nixlAgentOptionalArgs";
+    check_metadata(name, descs) false
+        "_ZNK9nixlAgent13checkRemoteMDENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEERK12ni\
+         xlDescListI13nixlBasicDescE";
+    backend_params(backend, mems, params) false
+        "_ZNK9nixlAgent16getBackendParamsEPK12nixlBackendHRSt6vectorI10nixl_mem_tSaIS4_EERSt13uno\
+         rdered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESE_St4hashISE_ESt8equal_t\
+         oISE_ESaISt4pairIKSE_SE_EEE";
+    backend_of(request, backend) false
+        "_ZNK9nixlAgent16queryXferBackendEPK12nixlXferReqHRP12nixlBackendH";
+    partial_metadata(descs, metadata, extra) false
+        "_ZNK9nixlAgent17getLocalPartialMDERK12nixlDescListI12nixlBlobDescERNSt7__cxx1112basic_st\
+         ringIcSt11char_traitsIcESaIcEEEPK21nixlAgentOptionalArgs";
+    invalidate_own(extra) false
+        "_ZNK9nixlAgent17invalidateLocalMDEPK21nixlAgentOptionalArgs";
+    send_partial_metadata(descs, extra) false
+        "_ZNK9nixlAgent18sendLocalPartialMDERK12nixlDescListI12nixlBlobDescEPK21nixlAgentOptional\
+         Args";
+    query_memory(descs, found, extra) false
+        "_ZNK9nixlAgent8queryMemERK12nixlDescListI12nixlBlobDescERSt6vectorISt8optionalISt13unord\
+         ered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEESD_St4hashISD_ESt8equal_toI\
+         SD_ESaISt4pairIKSD_SD_EEEESaISN_EEPK21nixlAgentOptionalArgs";
     notifications(found, extra) true
         "_ZN9nixlAgent9getNotifsERSt13unordered_mapINSt7__cxx1112basic_stringIcSt11char_traitsIc\
          ESaIcEEESt6vectorIS6_SaIS6_EESt4hashIS6_ESt8equal_toIS6_ESaISt4pairIKS6_S9_EEEPK21nixlA\

@@ -140,6 +140,8 @@ extern "C" int run(const char *named) {
         } else if (way == "busy") {
             nixl_notifs_t found;
             for (int i = 0; i < 5; i++) agent->getNotifs(found, &extra);
+        } else if (way == "checking") {
+            for (int i = 0; i < 5; i++) agent->checkRemoteMD("peer", blocks(there, 0, BLOCKS));
         } else if (way == "release") {
             say("release", agent->releaseXferReq(request));
         } else if (way == "destroy") {

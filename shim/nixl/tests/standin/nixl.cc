@@ -135,6 +135,13 @@ nixl_status_t nixlAgent::releasedDlistH(nixlDlistH *list) const {
     return NIXL_SUCCESS;
 }
 
+// Takes long.
+nixl_status_t nixlAgent::checkRemoteMD(const std::string name, const nixl_xfer_dlist_t &) const {
+    Alone alone(*data);
+    usleep(60000);
+    return name == "peer" ? NIXL_SUCCESS : NIXL_ERR_NOT_FOUND;
+}
+
 // Takes long with arguments.
 nixl_status_t nixlAgent::getNotifs(nixl_notifs_t &, const nixl_opt_args_t *extra) {
     Alone alone(*data);

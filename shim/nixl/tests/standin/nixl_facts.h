@@ -94,5 +94,6 @@ public:
     nixl_status_t getXferTelemetry(const nixlXferReqH *request, nixlXferTelemetry &telemetry) const;
     nixl_status_t releaseXferReq(nixlXferReqH *request) const;
     nixl_status_t releasedDlistH(nixlDlistH *list) const;
+    nixl_status_t checkRemoteMD(const std::string name, const nixl_xfer_dlist_t &descs) const;
     nixl_status_t getNotifs(nixl_notifs_t &found, const nixl_opt_args_t *extra = nullptr);
 };
