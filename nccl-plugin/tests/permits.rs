@@ -9,15 +9,18 @@ mod difficult;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use difficult::{Difficult, Temper, any_temper};
 use laxity_client::Stage;
 use nccl_net_laxity::arbiter::Arbiter;
-use nccl_net_laxity::backend::{Backend as _, Buffer};
+use nccl_net_laxity::backend::{
+    Backend as _, Buffer, Memory, MemoryRegistration, Message, Sender, Sent,
+};
 use nccl_net_laxity::comm::{Comm, CommSide, ReceiveSide, SendSide, Surroundings, TestOutcome};
 use nccl_net_laxity::context::{Context, TRAFFIC_CLASS_UNSET};
+use nccl_net_laxity::fault::{Fault, Result};
 use nccl_net_laxity::report::Report;
 use nccl_net_laxity::settings::Settings;
 use nccl_net_laxity::tcp::Tcp;
@@ -54,14 +57,7 @@ fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
                 receiver = listener.accept().expect("no fault");
             }
         }
-        let around = Surroundings {
-            arbiter: Arc::clone(&made.arbiter) as Arc<dyn Arbiter>,
-            context: Arc::new(Context::new(1, TRAFFIC_CLASS_UNSET, Arc::default())),
-            report: Arc::clone(&made.report),
-            wait_max,
-            nic: String::from("lo"),
-            classes,
-        };
+        let around = surroundings(&made.arbiter, &made.report, wait_max);
         let side = SendSide::new(sender.expect("made"), around);
         made.out.push(Comm::new(CommSide::Send(Box::new(side.into()))));
         let side = ReceiveSide::new(receiver.expect("made"), Arc::clone(&made.report));
@@ -69,6 +65,21 @@ fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
         made.into.push(Comm::new(side));
     }
     made
+}
+
+fn surroundings(
+    arbiter: &Arc<Difficult>,
+    report: &Arc<Report>,
+    wait_max: Duration,
+) -> Surroundings {
+    Surroundings {
+        arbiter: Arc::clone(arbiter) as Arc<dyn Arbiter>,
+        context: Arc::new(Context::new(1, TRAFFIC_CLASS_UNSET, Arc::default())),
+        report: Arc::clone(report),
+        wait_max,
+        nic: String::from("lo"),
+        classes: arbiter.classes(Stage::Collective),
+    }
 }
 
 /// Returns the bytes that rank `rank` sends in `step`.
@@ -232,4 +243,53 @@ fn a_connection_that_closes_gives_back_what_it_holds() {
     }
     close(&ring);
     assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
+}
+
+/// A sender over a network whose receiver names the room of each message, as that over verbs is.
+struct Rooms {
+    posted: &'static [usize],
+    begun: Arc<AtomicU64>,
+}
+
+impl Sender for Rooms {
+    fn register(&mut self, _memory: Memory) -> Result<MemoryRegistration> {
+        Ok(Box::new(()))
+    }
+
+    fn deregister(&mut self, _region: MemoryRegistration) -> Result<()> {
+        Ok(())
+    }
+
+    fn clear(&mut self, bytes: usize) -> Result<bool> {
+        let room = self.posted[self.begun.load(Ordering::Relaxed) as usize];
+        let small = || Fault::Argument(format!("{bytes} bytes, and a buffer of {room}"));
+        if bytes > room { Err(small()) } else { Ok(true) }
+    }
+
+    fn begin(&mut self, _message: Message<'_>) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn push(&mut self, _bytes: usize) {}
+
+    fn progress(&mut self, _sent: &mut Vec<Sent>) -> Result<()> {
+        Ok(())
+    }
+
+    fn close(self: Box<Self>, _kept: bool) {}
+}
+
+/// Otherwise the second message would be in the buffer of the first.
+#[test]
+fn no_message_follows_one_that_does_not_fit() {
+    let begun = Arc::<AtomicU64>::default();
+    let sender = Box::new(Rooms { posted: &[4, 8], begun: Arc::clone(&begun) });
+    let arbiter = Arc::new(Difficult::new(Temper::Newest, 64, 64));
+    let around = surroundings(&arbiter, &Arc::default(), Duration::from_secs(5));
+    let comm = Comm::new(CommSide::Send(Box::new(SendSide::new(sender, around).into())));
+    for bytes in [&[0; 8][..], &[0; 4]] {
+        let request = offer(&comm, bytes).expect("its result is that of the test");
+        assert!(matches!(comm.test(request), Err(Fault::Argument(_))), "{} bytes", bytes.len());
+    }
+    assert_eq!(begun.load(Ordering::Relaxed), 0);
 }

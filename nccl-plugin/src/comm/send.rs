@@ -140,7 +140,8 @@ impl SendSide {
             }
             Ok(BeginVerdict::Wait) => None,
             Err(fault) => {
-                self.slots.set(slot, RequestSlot::Refused(fault));
+                self.fail(fault);
+                self.slots.set(slot, RequestSlot::Pending(0));
                 Some(slot)
             }
         }
@@ -164,7 +165,7 @@ impl SendSide {
                     self.early.push_front(early);
                     return;
                 }
-                Err(fault) => self.slots.set(early.slot, RequestSlot::Refused(fault)),
+                Err(fault) => return self.fail(fault),
             }
         }
     }
@@ -375,6 +376,8 @@ impl SendSide {
     }
 
     /// Marks the connection as broken. It sends nothing any more.
+    /// Ends the connection's messages. A message that does not fit ends them, too: the next one
+    /// would go into the buffer that was posted for it.
     fn fail(&mut self, fault: Fault) {
         self.give_up();
         self.fault = Some(fault);

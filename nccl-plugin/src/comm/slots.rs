@@ -11,8 +11,6 @@ pub(super) enum RequestSlot {
     Pending(u64),
     /// The request is complete, with the message's bytes. A flush has none.
     Done(Option<usize>),
-    /// The request was refused when it was offered.
-    Refused(Fault),
 }
 
 #[derive(Debug)]
@@ -57,7 +55,6 @@ impl Slots {
         }
         match core::mem::replace(&mut self.slots[usize::from(at)], RequestSlot::Free) {
             RequestSlot::Done(bytes) => Ok(TestOutcome::Done(bytes)),
-            RequestSlot::Refused(fault) => Err(fault),
             RequestSlot::Pending(_) => fault.cloned().map_or(Ok(TestOutcome::Pending), Err),
             RequestSlot::Free => Err(Fault::Argument(
                 "a request was tested that is not in use: it was done before".into(),
