@@ -31,11 +31,14 @@ impl Cluster {
         }
         let ports: usize = hosts.iter().map(|(_, host)| host.ports.len()).sum();
         agree(hosts.port_hosts.iter().flatten().count() == ports, || "a port is nobody's".into())?;
-        for (&(tenant, _), &port) in &hosts.addresses {
-            let host = hosts.port(port).map(|(host, _)| host);
-            agree(host.is_some_and(|host| host.tenant == tenant), || {
-                format!("an address leads to port {port:?}, which is nobody's of its tenant")
-            })?;
+        for (&(tenant, _), ports) in &hosts.addresses {
+            agree(!ports.is_empty(), || "an address leads nowhere".into())?;
+            for &port in ports {
+                let host = hosts.port(port).map(|(host, _)| host);
+                agree(host.is_some_and(|host| host.tenant == tenant), || {
+                    format!("an address leads to port {port:?}, which is nobody's of its tenant")
+                })?;
+            }
         }
         agree(hosts.len() == hosts.iter().count(), || "a name leads to no host".into())?;
         agree(hosts.quotas_agree(), || "what hosts share is not what they hold".into())?;

@@ -1,6 +1,7 @@
 //! The hosts of the cluster: their names, streams, ports and addresses, what each is charged for,
 //! and which of them have messages waiting.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use laxity_policy::{PortId, Span, Time};
@@ -35,8 +36,8 @@ pub(super) struct Hosts {
     /// Hosts that operators took out of the cluster order.
     pub(super) drained: BTreeMap<String, Note>,
     pub(super) port_hosts: Vec<Option<HostId>>,
-    /// Egress ports by address. If several hosts name an address, it belongs to the first one.
-    pub(super) addresses: HashMap<(Tenant, [u8; 16]), PortId>,
+    /// Egress ports by address, in the order in which they named it. It belongs to the first one.
+    pub(super) addresses: HashMap<(Tenant, [u8; 16]), Vec<PortId>>,
     /// The number of entries that hosts may use, for each [`Charge`].
     quotas: [Quota; 4],
     /// Hosts with reports that no run has considered yet.
@@ -248,7 +249,10 @@ impl Hosts {
             self.forget_addresses(tenant, port, &before);
             if info.direction() == v1::Direction::Egress {
                 for address in info.addresses.iter().filter_map(|it| address_of(it)) {
-                    self.addresses.entry((tenant, address)).or_insert(port);
+                    let ports = self.addresses.entry((tenant, address)).or_default();
+                    if !ports.contains(&port) {
+                        ports.push(port);
+                    }
                 }
             }
         }
@@ -259,26 +263,15 @@ impl Hosts {
         self.forget_addresses(tenant, port.id, &port.info.addresses);
     }
 
-    /// Removes addresses of a port. If another port names one of them, that port gets it.
+    /// Removes addresses of a port. The next port that names one of them gets it.
     fn forget_addresses(&mut self, tenant: Tenant, port: PortId, addresses: &[Vec<u8>]) {
         for address in addresses.iter().filter_map(|it| address_of(it)) {
-            if self.addresses.get(&(tenant, address)) != Some(&port) {
-                continue;
+            if let Entry::Occupied(mut ports) = self.addresses.entry((tenant, address)) {
+                ports.get_mut().retain(|&other| other != port);
+                if ports.get().is_empty() {
+                    ports.remove();
+                }
             }
-            let ours = self.iter().filter(|(_, host)| host.tenant == tenant);
-            let mut ports = ours.flat_map(|(_, host)| &host.ports);
-            let names = |other: &&HostPort| {
-                let mut named = other.info.addresses.iter();
-                other.id != port
-                    && other.info.direction() == v1::Direction::Egress
-                    && named.any(|it| it[..] == address[..])
-            };
-            let heir = ports.find(names).map(|other| other.id);
-            drop(ports);
-            match heir {
-                Some(other) => self.addresses.insert((tenant, address), other),
-                None => self.addresses.remove(&(tenant, address)),
-            };
         }
     }
 
@@ -293,7 +286,7 @@ impl Hosts {
 
     /// Returns the egress port of a tenant's host that has this address.
     pub(super) fn port_at(&self, tenant: Tenant, address: &[u8]) -> Option<&HostPort> {
-        let port = *self.addresses.get(&(tenant, address.try_into().ok()?))?;
+        let port = *self.addresses.get(&(tenant, address.try_into().ok()?))?.first()?;
         Some(self.port(port)?.1)
     }
 

@@ -56,7 +56,7 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
     let (thief, _) = world.cluster.attend(world.now, &thief).expect("welcome");
     world.report(&mut a, [reads(2, 1, 0)]);
     assert_eq!(world.cluster.fetches.0.len(), 1);
-    let first = world.cluster.hosts.addresses[&(0, ADDRESS)];
+    let first = world.cluster.hosts.addresses[&(0, ADDRESS)][0];
     assert_eq!(world.cluster.hosts.port_hosts[first.0 as usize], Some(victim.id));
     assert_ne!(victim.id, thief);
     let mut short = hello("short");
@@ -92,7 +92,7 @@ fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
     let successor = world.attend(&successor);
     let owner = |world: &World| {
         let port = world.cluster.hosts.addresses.get(&(0, ADDRESS));
-        port.and_then(|port| world.cluster.hosts.port_hosts[port.0 as usize])
+        port.and_then(|ports| world.cluster.hosts.port_hosts[ports[0].0 as usize])
     };
     assert_eq!(owner(&world), Some(victim.id));
     let mut moved = hello("victim");
@@ -100,6 +100,12 @@ fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
     let again = world.attend(&moved);
     assert_eq!((again.id, owner(&world)), (victim.id, Some(successor.id)));
     assert_eq!(world.cluster.hosts.addresses.len(), 2);
+    // Whoever names it again comes after those who named it meanwhile.
+    let mut back = hello("victim");
+    back.ports[0].addresses = vec![ADDRESS.to_vec()];
+    world.attend(&back);
+    assert_eq!(owner(&world), Some(successor.id));
+    assert_eq!(world.cluster.hosts.addresses.len(), 1);
     // The victim's earlier reports hold, and so do reports of reads from it.
     assert_eq!(world.cluster.fetches.of_host(reader.id).count(), 1);
 }
