@@ -357,6 +357,41 @@ def test_a_request_that_decodes_here_ends_with_its_first_token(vllm, said):
     assert said.calls == [], "steps that only decode cost nothing"
 
 
+def test_a_request_that_is_preempted_joins_the_batch_that_computes_it_again(vllm, said):
+    engine = Engine(vllm, said)
+    engine.worker.register_kv_caches(kv_caches())
+    request = prompt("r1", 40, params={"do_remote_decode": True, "laxity": {"slo_ttft_ms": 1000}})
+    engine.arrive(request)
+    engine.step(output(new=[("r1", 40, 0, 30)]))
+    # Its blocks went to another request. The scheduler asks the connector anew, and all tokens are computed again.
+    engine.step(output())
+    engine.arrive(request)
+    engine.step(output(cached=[("r1", 0, 40)]))
+    first, second = (args[0] for args, _ in said.of("batch_begin"))
+    assert said.of("batch_join") == [((first, "r1"), {}), ((second, "r1"), {})]
+    assert len(said.of("request_begin")) == 1, "its deadline stays"
+    assert said.of("request_end") == []
+
+
+def test_a_request_that_is_preempted_after_its_first_token_is_no_member(vllm, said):
+    engine = Engine(vllm, said)
+    engine.worker.register_kv_caches(kv_caches())
+    request = prompt("r1", 40)
+    engine.arrive(request)
+    engine.step(output(new=[("r1", 40, 0, 40)]))
+    engine.step(output(cached=[("r1", 40, 1)]))
+    said.clear()
+    engine.arrive(request)
+    # As one that runs, and as a new one, with which some releases resume it.
+    engine.step(output(cached=[("r1", 0, 20)]))
+    engine.step(output(new=[("r1", 41, 20, 21)]))
+    assert said.calls == []
+    engine.scheduler.request_finished(request, [])
+    engine.arrive(request)
+    engine.step(output(new=[("r1", 40, 0, 40)]))
+    assert len(said.of("request_begin")) == 1, "another request may have the id of one that is finished"
+
+
 def test_a_request_that_is_aborted_ends(vllm, said):
     engine = Engine(vllm, said)
     engine.worker.register_kv_caches(kv_caches())

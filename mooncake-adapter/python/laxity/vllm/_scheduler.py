@@ -82,6 +82,8 @@ class SchedulerHints:
         self._tell = tell
         self._lock = threading.Lock()
         self._requests: OrderedDict[str, _Known] = OrderedDict()
+        #: Requests that have their first token here. One that is preempted is computed again, and is no new request.
+        self._decoding: OrderedDict[str, None] = OrderedDict()
         self._steps = itertools.count(1)
         # Batch ids differ between engines: 40 bits come from the engine, 23 from the step.
         self._base = int.from_bytes(hashlib.blake2b(engine.encode(), digest_size=5).digest(), "big") << 23
@@ -96,11 +98,14 @@ class SchedulerHints:
     def saw(self, request: Any) -> None:
         """Takes in a request."""
         with self._lock:
-            self._know(request)
+            if request.request_id not in self._decoding:
+                self._know(request)
 
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
         """Takes in the blocks of a request. The connector fetches ``external_tokens`` of its tokens."""
         with self._lock:
+            if request.request_id in self._decoding:
+                return
             known = self._know(request)
             if external_tokens > 0:
                 known.asked = known.asked or time.monotonic()
@@ -117,7 +122,7 @@ class SchedulerHints:
             for request_id, computed, prompt in _progress(output):
                 known = self._requests.get(request_id)
                 prompt = prompt or (known.prompt_tokens if known else 0)
-                if request_id not in scheduled:
+                if request_id not in scheduled or request_id in self._decoding:
                     continue
                 if computed < prompt:
                     members.append(request_id)
@@ -127,6 +132,9 @@ class SchedulerHints:
                     # The request decodes, so it has its first token.
                     self._first_token(known)
                     self._forget(request_id)
+                    self._decoding[request_id] = None
+                    if len(self._decoding) > REQUESTS_MAX:
+                        self._decoding.popitem(last=False)
             told = [*members, *self._loading]
             traces = {
                 request_id: new.traceparent
@@ -154,6 +162,7 @@ class SchedulerHints:
         """Finishes a request. If it ``sends`` its KV cache, workers report the end of that. Returns its objective with
         the remaining time, for the instance that goes on with it."""
         with self._lock:
+            self._decoding.pop(request.request_id, None)
             known = self._know(request) if sends else self._requests.get(request.request_id)
             if known is None:
                 return None
