@@ -141,7 +141,10 @@ extern "C" int run(const char *named) {
             nixl_notifs_t found;
             for (int i = 0; i < 5; i++) agent->getNotifs(found, &extra);
         } else if (way == "checking") {
-            for (int i = 0; i < 5; i++) agent->checkRemoteMD("peer", blocks(there, 0, BLOCKS));
+            // The thread may post between two calls.
+            const auto peer = [&] { agent->checkRemoteMD("peer", blocks(there, 0, BLOCKS)), usleep(20000); };
+            await(0, BLOCKS, peer);
+            for (int i = 0; i < 3; i++) peer();
         } else if (way == "release") {
             say("release", agent->releaseXferReq(request));
         } else if (way == "destroy") {
