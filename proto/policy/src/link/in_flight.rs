@@ -101,8 +101,8 @@ impl Oversized {
         permitted
     }
 
-    /// Returns when another piece, which is `scavenged` or not, may follow `n` such pieces on a port
-    /// of this rate. Returns `None` if there are none, or as many as there may be.
+    /// Returns when another piece, `scavenged` or not, may follow `n` such pieces on a port of this
+    /// rate. Returns `None` if there are none, or as many as there may be.
     ///
     /// A piece that shares the port fairly with `n − 1` others ends after `n` times the time that
     /// it takes alone. If a piece has not ended by then, the pieces do not fill the port, or other
