@@ -24,6 +24,7 @@ mod config;
 mod event;
 mod outcome;
 mod pace;
+mod started;
 mod unit_queue;
 
 use std::collections::BTreeMap;
@@ -55,6 +56,9 @@ struct AdmissionBatch {
     arrival: u64,
     compute: Span,
     started: Option<Time>,
+    /// Requests that joined after the batch had started. They count as started from the next hint
+    /// that says so.
+    joined_late: Vec<RequestId>,
     /// The batch directly before it on its unit: the slot, and the arrival number because slots are
     /// reused.
     ahead: Option<(BatchSlot, u64)>,
@@ -74,6 +78,7 @@ impl AdmissionBatch {
             arrival,
             compute: Span::ZERO,
             started: None,
+            joined_late: Vec::new(),
             ahead: None,
             red: Red::NONE,
             red_stale: true,
@@ -267,18 +272,6 @@ impl Admission {
         true
     }
 
-    fn batch_started(&mut self, now: Time, batch: BatchId) -> bool {
-        let Some(&slot) = self.batch_slots.get(&batch) else { return false };
-        let state = self.batch_mut(slot);
-        state.started.get_or_insert(now);
-        state.ahead = None;
-        for index in 0..self.traffic.members_of(slot).len() {
-            let member = self.traffic.members_of(slot)[index];
-            self.traffic.started(member);
-        }
-        true
-    }
-
     fn batch_departed(&mut self, now: Time, batch: BatchId) -> bool {
         let Some(&slot) = self.batch_slots.get(&batch) else { return false };
         self.observe_pace(now, slot);
@@ -354,6 +347,9 @@ impl Admission {
         self.counters.loads_refused += refused as u64;
         self.requests.insert(load.request, slot);
         self.batch_mut(batch).red_stale = true;
+        if !load.started {
+            self.joined_unstarted(batch, load.request);
+        }
     }
 
     fn leave(&mut self, request: RequestId, slot: MemberSlot) {

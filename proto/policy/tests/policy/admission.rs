@@ -103,6 +103,24 @@ fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
     assert_eq!(admission.prune_cause(RequestId(1)).map(|cause| cause.batch), Some(BatchId(2)));
 }
 
+/// Of equal bytes, a request that does not compute is pruned first.
+#[test]
+fn a_request_that_joins_a_started_batch_computes_from_the_next_layer_on() {
+    for (late, idle) in [(10, 20), (20, 10)] {
+        let mut admission = admission(config());
+        let started = || AdmissionEvent::BatchStarted { batch: BatchId(1) };
+        admission.handle(Time(0), arrival(1, &[(1, 1000, 0)]));
+        admission.handle(Time(0), started());
+        let load = load(late, 1000, &[(PORT, 450)]);
+        admission.handle(Time(0), AdmissionEvent::RequestJoined { batch: BatchId(1), load });
+        admission.handle(Time(0), started());
+        admission.handle(Time(0), arrival(2, &[(idle, 900, 450)]));
+        // Both before it would make this one late.
+        admission.handle(Time(0), arrival(3, &[(30, 1001, 200)]));
+        assert_eq!(issued(&mut admission, 0).1, [idle], "{late} computes");
+    }
+}
+
 #[test]
 fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
     let tell = |doomed| {
