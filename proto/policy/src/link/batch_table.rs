@@ -232,6 +232,14 @@ impl BatchTable {
         self.requests.insert(id, request)
     }
 
+    /// Reports whether a hint announced the batch, with the same layers.
+    pub(crate) fn is_announced_as(&self, spec: &BatchSpec) -> bool {
+        self.find_batch(spec.batch).is_some_and(|slot| {
+            let batch = self.batch(slot);
+            batch.announced && (batch.layers, batch.layer_time) == (spec.layers, spec.layer_time)
+        })
+    }
+
     /// Records that a hint announced the batch. Returns [`NULL_BATCH`] if there is no room for it.
     pub(crate) fn announce(&mut self, spec: &BatchSpec) -> SlotId {
         let slot = self.enter_batch(spec.batch);

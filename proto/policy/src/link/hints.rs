@@ -16,8 +16,9 @@ use crate::time::Time;
 impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
         if spec.batch != BatchId(0) {
+            let known = self.port.batches.is_announced_as(spec);
             let slot = self.port.batches.announce(spec);
-            if slot != NULL_BATCH {
+            if slot != NULL_BATCH && !known {
                 self.progressed(now, slot);
             }
         }
@@ -92,7 +93,7 @@ impl Link {
 
     pub(super) fn compute_finished(&mut self, now: Time, batch: BatchId) {
         let Some(slot) = self.port.batches.find_batch(batch) else { return };
-        if slot != NULL_BATCH {
+        if slot != NULL_BATCH && !self.port.batches.batch(slot).finished {
             self.port.batches.batch_mut(slot).finished = true;
             self.schedule(slot);
             self.progressed(now, slot);
