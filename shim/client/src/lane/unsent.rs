@@ -5,10 +5,13 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record};
 
 use super::Lane;
+use crate::hints::{BATCHES_MAX, REQUESTS_MAX};
 
 /// Largest number of records that wait for a slot. A live daemon never reaches it, see
-/// `keep_unsent`.
-const UNSENT_MAX: usize = 1 << 16;
+/// `keep_unsent`. All remembered hints may be repeated to a new daemon at once.
+const UNSENT_MAX: usize = 1 << 18;
+const _: () = assert!(UNSENT_MAX > 2 * REQUESTS_MAX + 4 * BATCHES_MAX);
+
 /// A record that found no slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Unsent {
