@@ -165,6 +165,10 @@ impl Intake {
         for lane in 0..client.state.lanes.count() {
             self.lane_gone(index, &mut client.state, lane);
         }
+        for port in &mut self.ports {
+            // The next client may get this index.
+            port.credit.lanes_without_credit.retain(|&(client, _)| client != index);
+        }
         for (_, consumer) in client.served.consumers() {
             for (index, port) in self.ports.iter_mut().enumerate() {
                 let (permitted, spent) = consumer.credit(index);
