@@ -119,6 +119,8 @@ impl ReportState {
         self.stirred = self.batches.keys().copied().collect();
         for batch in self.batches.values_mut() {
             (batch.told, batch.changed) = (false, true);
+            // An arrival says nothing of layers.
+            batch.step_told = 0;
             batch.fresh.clone_from(&batch.requests);
             batch.moved.clear();
         }

@@ -76,6 +76,25 @@ fn progress_and_bytes_are_coarse_and_can_wait() {
 }
 
 #[test]
+fn a_new_stream_is_told_how_far_a_batch_is() {
+    let mut state = attended();
+    state.batch_began(7, 80, MS);
+    state.joined(7, 70, Time(5_000), 1000);
+    state.layer(Time(0), 7, 0);
+    state.layer(Time(0), 7, 60);
+    while state.next_report(Time(0), 100).is_some() {}
+    state.attend();
+    let mut layers = Vec::new();
+    while let Some(report) = state.next_report(Time(0), 100) {
+        layers.extend(kinds(&report).iter().filter_map(|kind| match kind {
+            Kind::BatchProgress(progress) => Some(progress.layer),
+            _ => None,
+        }));
+    }
+    assert_eq!(layers, [60]);
+}
+
+#[test]
 fn what_nobody_was_told_of_is_not_taken_back() {
     let mut state = attended();
     state.batch_began(7, 8, MS);
