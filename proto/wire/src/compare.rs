@@ -217,7 +217,7 @@ fn budgets(tenants: &[TenantStatus], shared: Option<u32>) -> Vec<Finding> {
     if !own.is_empty() {
         found.push(full(
             format!("tenants that used up their drop budget: {}", names(&own)),
-            "raise `drop_budget` of the `[[tenant]]`, then `systemctl reload laxity-coordinator`",
+            "raise `drop_budget` of the `[[tenant]]`, then `systemctl restart laxity-coordinator`",
         ));
     }
     found
@@ -472,7 +472,7 @@ mod tests {
             ),
             ("clocks", Severity::Warn, &["late by -90.0 s"], "chronyc"),
             ("foreign traffic", Severity::Warn, &["40 % of mlx5_0", "of shared"], "laxity doctor"),
-            ("drop budget", Severity::Warn, &["red (2)"], "drop_budget"),
+            ("drop budget", Severity::Warn, &["red (2)"], "systemctl restart"),
             ("drained", Severity::Info, &["away (for 3 min)"], "--undo"),
             ("settings", Severity::Info, &["mute"], "upgrade"),
         ];
