@@ -19,7 +19,7 @@ const CONNECT_EVERY: Duration = Duration::from_millis(50);
 pub(super) enum Load {
     /// Bytes of a parcel, beginning at the head's offset.
     Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },
-    /// A control message.
+    /// One line of text between engines, which belongs to no flow.
     Words(String),
 }
 
