@@ -196,6 +196,7 @@ impl Driver {
                 ports: Vec::new(),
                 hints: Hints::new(now, config)?,
                 counters: LoopCounters::default(),
+                work: 0,
                 wakes: Vec::new(),
                 quiet: 0,
                 trust: trust::OwnerTrust::default(),

@@ -244,6 +244,7 @@ impl Hints {
         self.cluster.noted(now);
     }
 
+    /// Passes a hint on. Returns the work that it caused, see [`DriverPort::hint`].
     pub fn take(
         &mut self,
         now: Time,
@@ -251,9 +252,10 @@ impl Hints {
         pid: u32,
         hint: &Hint,
         ports: &mut [DriverPort],
-    ) {
-        self.of(domain).take(now, domain, pid, hint, ports);
+    ) -> u64 {
+        let work = self.of(domain).take(now, domain, pid, hint, ports);
         self.note(now, domain, hint);
+        work
     }
 
     /// Runs the admission of one domain if it is due, and gives a new order to its links: the
@@ -336,7 +338,7 @@ impl DomainHints {
         pid: u32,
         hint: &Hint,
         ports: &mut [DriverPort],
-    ) {
+    ) -> u64 {
         match *hint {
             Hint::LayerBegin { batch, layer } => {
                 self.running.layer_began(pid, BatchId(batch), Layer(layer));
@@ -346,14 +348,21 @@ impl DomainHints {
             }
             _ => {}
         }
-        self.pass_on(now, domain, hint, ports);
+        self.pass_on(now, domain, hint, ports)
     }
 
-    fn pass_on(&mut self, now: Time, domain: DomainId, hint: &Hint, ports: &mut [DriverPort]) {
+    fn pass_on(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        hint: &Hint,
+        ports: &mut [DriverPort],
+    ) -> u64 {
         use AdmissionEvent as Between;
         let (between, event) = match *hint {
             Hint::RequestTrace { request, trace, span } => {
-                return self.traces.remember(RequestId(request), (trace, span));
+                self.traces.remember(RequestId(request), (trace, span));
+                return 0;
             }
             Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 let member = (domain, BatchId(batch), RequestId(request));
@@ -400,7 +409,7 @@ impl DomainHints {
         if let Some(between) = between {
             self.admission.handle(now, between);
         }
-        broadcast(now, domain, &event, ports);
+        broadcast(now, domain, &event, ports)
     }
 
     /// Adds a request to a batch. Its announced bytes cross only [`REQUEST_PORT`].
@@ -411,7 +420,7 @@ impl DomainHints {
         deadline_ns: u64,
         bytes: u64,
         ports: &mut [DriverPort],
-    ) {
+    ) -> u64 {
         let deadline = match deadline_ns {
             0 => self.requests.of(now, request),
             own => Time(own),
@@ -426,15 +435,16 @@ impl DomainHints {
             started: false,
         };
         self.admission.handle(now, AdmissionEvent::RequestJoined { batch, load });
-        for (index, port) in ports.iter_mut().enumerate() {
+        let join = |(index, port): (usize, &mut DriverPort)| {
             let event = Event::RequestJoined {
                 batch,
                 request,
                 deadline,
                 bytes: if index == REQUEST_PORT { bytes } else { 0 },
             };
-            port.hint(now, domain, event);
-        }
+            port.hint(now, domain, event)
+        };
+        ports.iter_mut().enumerate().map(join).sum()
     }
 
     /// Runs admission if it is due. Returns an order that the links do not have yet.
@@ -479,10 +489,8 @@ fn admission_config(config: &Config) -> AdmissionConfig {
     }
 }
 
-fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [DriverPort]) {
-    for port in ports {
-        port.hint(now, domain, event.clone());
-    }
+fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [DriverPort]) -> u64 {
+    ports.iter_mut().map(|port| port.hint(now, domain, event.clone())).sum()
 }
 
 #[cfg(test)]

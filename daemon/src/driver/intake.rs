@@ -5,6 +5,8 @@
 //! that is gone goes out unscheduled, too. A record that does not decode releases its client
 //! ([`crate::driver`]). [`super::ends`] ends flows, and [`super::serve`] permits those that wait.
 
+#[cfg(doc)]
+use laxity_policy::domains::SharedLink;
 use laxity_policy::{
     BatchId, Event, FlowSpec, Layer, Level, PeerId, Permit, RequestId, Span, Stage, Time,
 };
@@ -32,6 +34,8 @@ pub struct Intake {
     pub ports: Vec<DriverPort>,
     pub hints: Hints,
     pub counters: LoopCounters,
+    /// What the records of the present scan made the links visit, see [`SharedLink::take_work`].
+    pub work: u64,
     /// Sleeping clients that have a permit, as (client, lane). They are woken after the round,
     /// because a wake-up costs more than the rest of the round.
     pub wakes: Vec<(u32, u16)>,
@@ -142,6 +146,7 @@ impl Intake {
             if held {
                 port.link.handle(now, domain, Event::FlowHeld { flow: spec.flow });
             }
+            self.work += port.link.take_work(domain);
             SubmitDecision {
                 outcome: match held {
                     true => SubmitOutcome::Held,

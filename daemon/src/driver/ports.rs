@@ -164,14 +164,18 @@ impl DriverPort {
         }
     }
 
-    pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) {
+    /// Gives a hint or an order to the link. Returns the work that it caused, as
+    /// [`SharedLink::take_work`] counts it.
+    pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) -> u64 {
         let observed =
             self.shadow.as_ref().filter(|shadow| shadow.is_hinted(now)).map(|_| event.clone());
         self.link.handle(now, domain, event);
-        if let (Some(shadow), Some(event)) = (&mut self.shadow, observed) {
-            shadow.hint(now, event);
-        }
         self.dirty = true;
+        let mut work = self.link.take_work(domain);
+        if let (Some(shadow), Some(event)) = (&mut self.shadow, observed) {
+            work += shadow.hint(now, event);
+        }
+        work
     }
 
     /// Counts what enforcing would have done to a flow that was sent without a permit.

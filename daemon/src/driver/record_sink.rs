@@ -6,6 +6,7 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Hint, Record};
 
 use super::intake::Intake;
+use super::scan_order::WORK_MAX;
 use super::trace::TracedEvent;
 use crate::clients::{ClientState, RecordOrigin};
 
@@ -100,7 +101,8 @@ impl Sink for RecordSink<'_> {
                     let known = Hint::RequestTrace { request, trace, span };
                     intake.trace.note(intake.now, TracedEvent::Hint(known));
                 }
-                intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
+                intake.work +=
+                    intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
             // These have calls of their own.
@@ -114,6 +116,11 @@ impl Sink for RecordSink<'_> {
             let record = *record;
             (lane, ProtocolViolation::Garbage { problem, record })
         });
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.intake.work >= WORK_MAX
     }
 
     #[inline]

@@ -30,7 +30,8 @@ pub(super) struct Swept {
 }
 
 impl Driver {
-    /// Scans every hot client, and sometimes a cold one. Returns the number of records.
+    /// Scans every hot client, and sometimes a cold one. Returns the number of records, of which one
+    /// that causes work counts as several.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
         self.intake.counters.status.rounds += 1;
@@ -48,19 +49,16 @@ impl Driver {
         let mut records = 0;
         let mut at = 0;
         let several = self.domains.are_several();
-        self.domain_records.begin(several);
+        self.domain_records.begin(self.intake.now, several);
         if several && !self.order.hot.is_empty() {
             // Another client is the first of the next round.
             self.order.hot.rotate_left(1);
         }
         while let Some(&index) = self.order.hot.get(at) {
-            let domain = self.domain_of(index);
-            if !self.domain_records.may_read(domain) {
+            let Some(taken) = self.scan(index) else {
                 at += 1;
                 continue;
-            }
-            let taken = self.scan(index);
-            self.domain_records.add(domain, taken);
+            };
             records += taken;
             if taken == 0 && self.cools(index) {
                 self.order.cool(at);
@@ -78,20 +76,27 @@ impl Driver {
 
     fn scan_cold(&mut self) -> usize {
         let Some(index) = self.order.take_cold() else { return 0 };
-        let taken = self.scan(index);
+        let taken = self.scan(index).unwrap_or_default();
         if taken > 0 {
             self.order.warm(index);
         }
         taken
     }
 
+    /// Scans the lanes of a client, each with a budget. Returns `None` if its domain has to let
+    /// others go first.
     #[inline]
-    pub(super) fn scan(&mut self, index: u32) -> usize {
-        let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
+    pub(super) fn scan(&mut self, index: u32) -> Option<usize> {
+        let domain = self.domain_of(index);
+        if !self.domain_records.may_read(domain) || self.domain_records.rests(domain) {
+            return None;
+        }
+        let Some(client) = self.clients[index as usize].as_mut() else { return Some(0) };
         let AttachedClient { state, served, idle_scans, budget, .. } = client;
         if state.released {
-            return 0;
+            return Some(0);
         }
+        self.intake.work = 0;
         let mut sink = RecordSink::new(&mut self.intake, index, state);
         let taken = served.scan_into(*budget, &mut sink);
         if taken > 0 {
@@ -100,7 +105,7 @@ impl Driver {
         if let Some((lane, violation)) = sink.violation {
             self.quarantine(index, lane, &violation);
         }
-        taken
+        Some(self.domain_records.add(domain, taken, self.intake.work))
     }
 
     fn cools(&mut self, index: u32) -> bool {
@@ -152,17 +157,20 @@ impl Driver {
     }
 
     /// Reads which lanes are claimed, and scans all lanes of every client, regardless of doorbells.
+    /// Clients of a domain that rests are passed over.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
         let mut swept = Swept { records: 0, is_all: true };
-        self.domain_records.begin(self.domains.are_several());
+        self.domain_records.begin(self.intake.now, self.domains.are_several());
         for index in 0..self.clients.len() as u32 {
             let domain = self.domain_of(index);
+            if self.domain_records.rests(domain) {
+                continue;
+            }
             if !self.domain_records.may_read(domain) {
                 swept.is_all = false;
                 continue;
             }
-            let taken = self.sweep(index);
-            self.domain_records.add(domain, taken);
+            let taken = self.sweep(index, domain);
             swept.records += taken;
             swept.is_all &= taken < BUDGET;
             if taken > 0 {
@@ -174,19 +182,20 @@ impl Driver {
 
     /// Scans every lane of one client. Returns the number of records, which is `BUDGET` or more if
     /// there may be others.
-    fn sweep(&mut self, index: u32) -> usize {
+    fn sweep(&mut self, index: u32, domain: DomainId) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
         if client.state.released {
             return 0;
         }
         client.refresh();
         let AttachedClient { state, served, .. } = client;
+        self.intake.work = 0;
         let mut sink = RecordSink::new(&mut self.intake, index, state);
         let taken = served.sweep_into(BUDGET, &mut sink);
         if let Some((lane, violation)) = sink.violation {
             self.quarantine(index, lane, &violation);
         }
-        taken
+        self.domain_records.add(domain, taken, self.intake.work)
     }
 
     /// Reads all remaining records of a client that has left, so that late completions count.
@@ -196,13 +205,16 @@ impl Driver {
         // The number is bounded, because another process may share the memory and go on writing.
         let slots = usize::from(client.served.region().geometry().slots);
         let most = client.lanes.max(1) * slots;
+        let domain = client.state.domain;
         let mut taken = 0;
-        while taken <= most {
-            match self.sweep(index) {
+        while taken <= most && !self.domain_records.rests(domain) {
+            match self.sweep(index, domain) {
                 0 => break,
                 some => taken += some,
             }
-            // A long sweep must not look like a stall to other clients.
+            // A long sweep must neither delay other clients nor look like a stall to them.
+            self.scan_hot();
+            self.serve_and_wake();
             self.intake.now = self.clock.now();
             if self.intake.now.since(self.last_heartbeat) >= BEAT {
                 self.beat();

@@ -33,6 +33,7 @@
 
 mod backlog_rate;
 pub(crate) mod batch_table;
+mod credit;
 pub mod explain;
 pub(crate) mod flows;
 mod held_up;
@@ -107,6 +108,8 @@ pub struct Link {
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
+    /// See [`Link::take_work`].
+    work: u64,
     /// The pieces in flight that are larger than the window, each by itself.
     oversized: Oversized,
     /// Whether no other trust domain has a part of the port.
@@ -151,6 +154,7 @@ impl Link {
             promotions: 0,
             demotions: 0,
             order_epoch: None,
+            work: 0,
             oversized: Oversized::default(),
             is_alone: true,
             offered: Time::ZERO,
@@ -369,35 +373,11 @@ impl Link {
         }
     }
 
-    /// Returns the level of credit: that of a lone collective whose batch is unknown.
-    pub fn credit_level(&self, now: Time) -> Level {
-        let name = FlowId(u64::MAX);
-        self.level_alone(now, &FlowSpec::anonymous(name, Stage::Collective, 1))
-    }
-
-    /// Returns how many bytes of collectives the port can take ahead of any permit. This is the
-    /// rest of the window, or zero while a flow of their rank or better, or a starved flow, waits.
-    pub fn credit_allowance(&self) -> u64 {
-        if !self.starved.is_empty() {
-            return 0;
-        }
-        match self.port.queues.first() {
-            Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
-            _ => {
-                let level = self.collective_level.unwrap_or(Level::SCAVENGER);
-                self.port.config.window_bytes.saturating_sub(self.port.in_flight.at_or_above(level))
-            }
-        }
-    }
-
-    /// Returns how many bytes of any stage the port can take ahead of any permit. This is the rest
-    /// of the window while no flow waits. It is for flows whose traffic class is fixed, see
-    /// [`FlowSpec::whole`]. Their level is [`Link::level_alone`].
-    pub fn idle_allowance(&self) -> u64 {
-        if self.waiting != 0 {
-            return 0;
-        }
-        self.port.config.window_bytes.saturating_sub(self.port.in_flight.all)
+    /// Returns the number of flows, groups and batches that events have visited since the last
+    /// call, beyond those that each event is about. A short hint may be about very many of them. So
+    /// a driver that reads the hints of several users lets the others have turns in proportion.
+    pub const fn take_work(&mut self) -> u64 {
+        core::mem::replace(&mut self.work, 0)
     }
 
     /// Returns the number of flows that have bytes still to be permitted and are not held.

@@ -13,6 +13,10 @@ use crate::event::{BatchSpec, Order};
 use crate::rli;
 use crate::time::Time;
 
+/// Maximum number of waiting flows that get a new deadline of their request at once. Others keep
+/// the deadline that they had. Moving this many takes some milliseconds, for which all others wait.
+const REDATED_MAX: usize = 1 << 14;
+
 impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
         if spec.batch != BatchId(0) {
@@ -40,12 +44,13 @@ impl Link {
             return;
         }
         self.port.batches.join(batch, request, deadline, true);
-        for slot in self.flows_of(request) {
+        let mut batches = vec![batch];
+        for slot in self.flows_of(request, REDATED_MAX) {
             let flow = self.port.flows.get(slot);
             if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
                 self.forget_deadline(slot);
                 self.port.flows.get_mut(slot).deadline = deadline;
-                self.note_deadline(now, slot);
+                batches.extend(self.list_deadline(slot));
                 let flow = self.port.flows.get(slot);
                 if self.port.queues.get(flow.group).queue != SCAVENGER {
                     let position =
@@ -55,7 +60,12 @@ impl Link {
                 }
             }
         }
-        self.rerank_batch(now, batch);
+        // Once for all flows, of which each group can have many.
+        batches.sort_unstable();
+        batches.dedup();
+        for batch in batches {
+            self.rerank_batch(now, batch);
+        }
     }
 
     pub(super) fn request_ended(&mut self, now: Time, request: RequestId) {
@@ -129,7 +139,7 @@ impl Link {
             let Some(request) = self.port.batches.find_request(self.port.pruned[i]) else {
                 continue;
             };
-            for slot in self.flows_of(request) {
+            for slot in self.flows_of(request, usize::MAX) {
                 let flow = self.port.flows.get(slot);
                 if self.port.queues.get(flow.group).queue != SCAVENGER
                     && self.discipline.prunes(&self.port, flow)
@@ -144,11 +154,13 @@ impl Link {
     /// Moves KV reuse of pruned requests out of the scavenger when their batch starts, because the
     /// batch would stall on it. The move is a promotion, so promotion stays monotonic.
     fn rescue(&mut self, now: Time, batch: SlotId) {
-        let members = self.port.batches.batch(batch).members.iter().map(|&(_, id)| id);
+        let members = &self.port.batches.batch(batch).members;
+        self.work += members.len() as u64;
+        let members = members.iter().map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
             let Some(request) = self.port.batches.find_request(id) else { continue };
-            for slot in self.flows_of(request) {
+            for slot in self.flows_of(request, usize::MAX) {
                 let flow = self.port.flows.get(slot);
                 if flow.spec.stage == Stage::KvReuse
                     && self.port.queues.get(flow.group).queue == SCAVENGER
@@ -164,9 +176,11 @@ impl Link {
     /// Updates the ranks of the batch, and of batches queued behind it, after progress.
     fn progressed(&mut self, now: Time, batch: SlotId) {
         for (slot, was) in self.port.batches.refresh(batch) {
+            self.work += 1;
             let batch = self.port.batches.batch(slot);
             if batch.promotable > 0 && batch.progress != was {
                 for &group in &batch.groups {
+                    self.work += self.port.queues.get(group).layers.len() as u64 / 16;
                     for (&layer, tally) in &self.port.queues.get(group).layers {
                         let before =
                             self.discipline.level_by_rli(&self.port, rli::rli(Layer(layer), was));
@@ -182,13 +196,15 @@ impl Link {
         }
     }
 
-    fn flows_of(&self, request: SlotId) -> Vec<SlotId> {
+    /// Returns the waiting flows of a request, at most `max`, the latest first.
+    fn flows_of(&mut self, request: SlotId, max: usize) -> Vec<SlotId> {
         let mut flows = Vec::new();
         let mut next = self.port.batches.request(request).first;
-        while next != NONE {
+        while next != NONE && flows.len() < max {
             flows.push(next);
             next = self.port.flows.get(next).siblings.0;
         }
+        self.work += flows.len() as u64;
         flows
     }
 }

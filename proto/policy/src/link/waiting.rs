@@ -62,17 +62,24 @@ impl Link {
         self.note_deadline(now, slot);
     }
 
-    /// Adds the deadline of a flow to its batch, unless a member has one that is no later.
+    /// Adds the deadline of a flow to its batch, and updates the batch's ranks.
     pub(super) fn note_deadline(&mut self, now: Time, slot: SlotId) {
+        if let Some(batch) = self.list_deadline(slot) {
+            self.rerank_batch(now, batch);
+        }
+    }
+
+    /// Adds the deadline of a flow to its batch, unless a member has one that is no later. Returns
+    /// the batch if its ranks may have changed.
+    pub(super) fn list_deadline(&mut self, slot: SlotId) -> Option<SlotId> {
         let flow = self.port.flows.get(slot);
         let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
         let spoken_for = self.port.batches.speaks_for(flow.request, batch, deadline);
         if batch == NULL_BATCH || deadline == Time::NEVER || spoken_for {
-            return;
+            return None;
         }
-        let known = self.port.batches.batch_mut(batch);
-        known.flow_deadlines.insert((deadline, seq));
-        self.rerank_batch(now, batch);
+        self.port.batches.batch_mut(batch).flow_deadlines.insert((deadline, seq));
+        Some(batch)
     }
 
     /// Removes the deadline of a flow from its batch.
@@ -240,8 +247,11 @@ impl Link {
         let entry = self.port.queues.get(group);
         if entry.members.is_empty() {
             if entry.scope == GroupBy::Batch {
-                let batch = entry.batch;
-                self.port.batches.batch_mut(batch).groups.retain(|&other| other != group);
+                let groups = &mut self.port.batches.batch_mut(entry.batch).groups;
+                if let Some(at) = groups.iter().position(|&other| other == group) {
+                    groups.swap_remove(at);
+                    self.work += at as u64 / 512;
+                }
             }
             self.port.queues.drop_group(group);
             return;
@@ -314,7 +324,9 @@ impl Link {
 
     /// Updates the ranks of all groups of the batch.
     pub(super) fn rerank_batch(&mut self, now: Time, batch: SlotId) {
-        for i in 0..self.port.batches.batch(batch).groups.len() {
+        let groups = self.port.batches.batch(batch).groups.len();
+        self.work += groups as u64;
+        for i in 0..groups {
             let group = self.port.batches.batch(batch).groups[i];
             self.rerank(now, group);
         }
