@@ -26,10 +26,10 @@ Mooncake's Transfer Engine over TCP, by its Python interface (mooncake) and by i
 liblaxity_mooncake.so (mooncake_c), and on three laxity-engine, whose answers are known. Faults of
 the seed then happen to the daemon and the workers, many at a time. An oracle outside of them checks
 that each transfer completes once, in its order and with its bytes, or with the error that the fault
-must give, and that no permit takes longer than 500 ms. After a round, the daemon must have no
-client, no flow, no byte and no more descriptors than at its start. No privileges, namespaces or
-RDMA devices are needed. Paths that lack a program are left out, with a message. Run --prepare once
-to get Mooncake.
+must give, and that no permit takes longer than 500 ms, or 1 s beside Mooncake or engines. After a
+round, the daemon must have no client, no flow, no byte and no more descriptors than at its start.
+No privileges, namespaces or RDMA devices are needed. Paths that lack a program are left out, with a
+message. Run --prepare once to get Mooncake.
 
 If something is wrong, the command prints the seed and the round, drops faults while the rest still
 fails, and writes what is left into --failures. A schedule names times, and processes don't run

@@ -36,16 +36,11 @@ class _Sent:
     def __init__(self, numbers: list[int], ticket: Ticket | None, nbytes: int) -> None:
         #: Mooncake's numbers of the pieces that were not seen to end yet.
         self.numbers = collections.deque(numbers)
-        #: Where to report ``nbytes`` as complete when all pieces ended, unless one failed.
+        #: Where to report ``nbytes`` as complete when all pieces ended, unless one failed. A ticket can have several
+        #: permits.
         self.ticket = ticket
         self.nbytes = nbytes
         self.has_failed = False
-
-    def end(self) -> None:
-        if self.ticket is not None and self.has_failed:
-            self.ticket.cancel()
-        elif self.ticket is not None:
-            self.ticket.complete(self.nbytes)
 
 
 class _Pending:
@@ -67,9 +62,22 @@ class _Pending:
         return self.gate is None or self.gate.is_over
 
     def fail(self, status: int) -> None:
+        """Asks for no more permits."""
         if self.gate is not None:
-            self.gate.cancel()
+            self.gate.cancel(but=[sent.ticket for sent in self.under_way])
         self.failure = self.failure or status
+
+    def end(self, sent: _Sent) -> None:
+        """Ends the pieces of a permit. A ticket of a failed transfer is cancelled when the last of its pieces ends:
+        until then its permitted bytes are in flight."""
+        self.under_way.remove(sent)
+        ticket = sent.ticket
+        if ticket is None:
+            return
+        if not sent.has_failed:
+            ticket.complete(sent.nbytes)
+        if self.failure and not any(other.ticket is ticket for other in self.under_way):
+            ticket.cancel()
 
 
 class Deferred:
@@ -183,8 +191,7 @@ class Deferred:
         sent.has_failed = True
         pending.fail(FAILED)
         if not sent.numbers:
-            pending.under_way.remove(sent)
-            sent.end()
+            pending.end(sent)
 
     def _step(self, pending: _Pending) -> bool:
         """Polls one transfer. Returns whether its state changed. The caller holds the transfer's lock."""
@@ -199,8 +206,7 @@ class Deferred:
                     sent.has_failed = True
                     pending.fail(status)
             if not sent.numbers:
-                pending.under_way.remove(sent)
-                sent.end()
+                pending.end(sent)
         # A failed transfer ends only when Mooncake no longer uses its memory.
         if not pending.under_way and (pending.is_issued or pending.failure):
             pending.status = pending.failure or COMPLETED

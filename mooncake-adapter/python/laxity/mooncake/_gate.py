@@ -8,7 +8,7 @@ without moving.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import _measured
 from .._laxity import Ticket, _stage_of, _Transfers
@@ -81,10 +81,11 @@ class Gate:
                 return flow.ticket, nbytes, flow.pieces.take(nbytes)
         return None
 
-    def cancel(self) -> None:
-        """Cancels all flows that were not handed out."""
+    def cancel(self, but: Sequence[Ticket | None] = ()) -> None:
+        """Cancels all flows that were not handed out. The tickets in ``but`` are left to the caller."""
         for flow in self._flows:
-            flow.ticket.cancel()
+            if not any(flow.ticket is other for other in but):
+                flow.ticket.cancel()
         self._flows.clear()
         self._to_come = iter(())
 
