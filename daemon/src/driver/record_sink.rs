@@ -101,8 +101,7 @@ impl Sink for RecordSink<'_> {
                     let known = Hint::RequestTrace { request, trace, span };
                     intake.trace.note(intake.now, TracedEvent::Hint(known));
                 }
-                intake.work +=
-                    intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
+                intake.work += intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
             // These have calls of their own.

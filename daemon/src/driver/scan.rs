@@ -30,8 +30,8 @@ pub(super) struct Swept {
 }
 
 impl Driver {
-    /// Scans every hot client, and sometimes a cold one. Returns the number of records, of which one
-    /// that causes work counts as several.
+    /// Scans every hot client, and sometimes a cold one. Returns the number of records. One that
+    /// causes work counts as several.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
         self.intake.counters.status.rounds += 1;

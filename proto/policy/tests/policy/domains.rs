@@ -468,8 +468,8 @@ fn a_hint_gives_a_new_deadline_to_so_many_flows_at_most() {
     let work = join(&mut port, 1 << 40);
     assert!(work < 40_000, "{work}");
     let dated = |flow| {
-        let flow = FlowId(HOSTILE_FROM + flow);
-        port.link(DomainId(1)).explain(Time::ZERO, flow).is_some_and(|it| it.spec.deadline.0 == 1 << 40)
+        let known = port.link(DomainId(1)).explain(Time::ZERO, FlowId(HOSTILE_FROM + flow));
+        known.is_some_and(|it| it.spec.deadline.0 == 1 << 40)
     };
     assert!(dated(39_999) && !dated(0), "the latest ones");
 }
