@@ -26,6 +26,7 @@ mod ends;
 mod explain;
 pub mod fetches;
 pub mod flows;
+pub mod hint_time;
 pub mod hints;
 pub mod id_owners;
 pub mod intake;
@@ -63,6 +64,7 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::domains::Domains;
 pub use crate::driver::clock::SchedulerClock;
 use crate::driver::credit::CreditConditions;
+use crate::driver::hint_time::HintTime;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
 use crate::driver::peers::PeerNumbers;
@@ -195,8 +197,8 @@ impl Driver {
                 now,
                 ports: Vec::new(),
                 hints: Hints::new(now, config)?,
+                hint_time: HintTime::new(clock.processor_time),
                 counters: LoopCounters::default(),
-                work: 0,
                 wakes: Vec::new(),
                 quiet: 0,
                 trust: trust::OwnerTrust::default(),
@@ -387,6 +389,7 @@ impl Driver {
                 if swept.is_all {
                     break;
                 }
+                self.attend_to_others();
             }
             self.write_off();
             serve = true;
@@ -397,6 +400,15 @@ impl Driver {
         }
         if now >= self.publisher.due() {
             self.publish();
+        }
+    }
+
+    /// Gives others what they wait for, between parts of long work: permits and a heartbeat.
+    fn attend_to_others(&mut self) {
+        self.serve_and_wake();
+        self.intake.now = self.clock.now();
+        if self.intake.now.since(self.last_heartbeat) >= BEAT {
+            self.beat();
         }
     }
 

@@ -32,6 +32,8 @@ impl Driver {
                 }
                 SchedulerCommand::Detach { client, leaving } => {
                     let _ = leaving.send(self.detach(client));
+                    // The end of many flows takes milliseconds, and many clients may leave at once.
+                    self.attend_to_others();
                 }
                 SchedulerCommand::Bypass(on) => {
                     self.intake.bypass = on;
@@ -138,6 +140,7 @@ impl Driver {
         let (number, anew) = self.domains.enter(domain);
         self.intake.hints.add_domain(self.intake.now, number, anew);
         if anew {
+            self.intake.hint_time.forget(number);
             for port in &mut self.intake.ports {
                 port.link.clear(number);
                 // Other domains may have more of the port now.

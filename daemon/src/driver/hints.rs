@@ -21,7 +21,7 @@ use laxity_policy::{
     BatchId, BatchSpec, DomainId, Event, Layer, Order, PortId, RequestId, Span, Time,
 };
 use laxity_shm::record::Hint;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
@@ -31,6 +31,7 @@ use crate::driver::deadlines::{Deadlines, RequestTraces, TraceOfRequest, trace_i
 use crate::driver::id_owners::{IdOwners, WorkId};
 use crate::driver::ports::DriverPort;
 use crate::driver::running::Running;
+use crate::owner::Owner;
 
 /// The time between two logged events of requests.
 const LOG_EVERY: Span = Span::from_millis(1000);
@@ -219,6 +220,15 @@ impl Hints {
         }
     }
 
+    /// Warns that hints of a user are ignored, once a second at most.
+    #[cold]
+    pub fn log_unheard(&mut self, now: Time, owner: &Owner) {
+        if now.since(self.logged) >= LOG_EVERY {
+            self.logged = now;
+            warn!(uid = owner.uid, "hints of a user are ignored for a while: they take too long");
+        }
+    }
+
     fn note(&mut self, now: Time, domain: DomainId, hint: &Hint) {
         if !self.cluster.attends() || !self.id_owners.hint(domain, hint) {
             return;
@@ -244,7 +254,6 @@ impl Hints {
         self.cluster.noted(now);
     }
 
-    /// Passes a hint on. Returns the work that it caused, see [`DriverPort::hint`].
     pub fn take(
         &mut self,
         now: Time,
@@ -252,10 +261,9 @@ impl Hints {
         pid: u32,
         hint: &Hint,
         ports: &mut [DriverPort],
-    ) -> u64 {
-        let work = self.of(domain).take(now, domain, pid, hint, ports);
+    ) {
+        self.of(domain).take(now, domain, pid, hint, ports);
         self.note(now, domain, hint);
-        work
     }
 
     /// Runs the admission of one domain if it is due, and gives a new order to its links: the
@@ -287,14 +295,17 @@ impl Hints {
         let state = &mut self.domains[at];
         let before = tracing::enabled!(tracing::Level::DEBUG).then(|| state.given.pruned.clone());
         let order = state.decide(now, others.as_ref().or(content));
-        self.pause(now, clock().since(began));
-        let order = order?;
+        let Some(order) = order else {
+            self.pause(now, clock().since(began));
+            return None;
+        };
         let pruned = order.pruned.len();
         let is_new = |id: &&_| before.as_ref().is_some_and(|old| old.binary_search(id).is_err());
         if let Some(&new) = order.pruned.iter().find(is_new) {
             self.log(now, domain, new, "a request is pruned; not every one is logged");
         }
         broadcast(now, domain, &Event::OrderChanged(order), ports);
+        self.pause(now, clock().since(began));
         Some(pruned)
     }
 
@@ -338,7 +349,7 @@ impl DomainHints {
         pid: u32,
         hint: &Hint,
         ports: &mut [DriverPort],
-    ) -> u64 {
+    ) {
         match *hint {
             Hint::LayerBegin { batch, layer } => {
                 self.running.layer_began(pid, BatchId(batch), Layer(layer));
@@ -348,21 +359,14 @@ impl DomainHints {
             }
             _ => {}
         }
-        self.pass_on(now, domain, hint, ports)
+        self.pass_on(now, domain, hint, ports);
     }
 
-    fn pass_on(
-        &mut self,
-        now: Time,
-        domain: DomainId,
-        hint: &Hint,
-        ports: &mut [DriverPort],
-    ) -> u64 {
+    fn pass_on(&mut self, now: Time, domain: DomainId, hint: &Hint, ports: &mut [DriverPort]) {
         use AdmissionEvent as Between;
         let (between, event) = match *hint {
             Hint::RequestTrace { request, trace, span } => {
-                self.traces.remember(RequestId(request), (trace, span));
-                return 0;
+                return self.traces.remember(RequestId(request), (trace, span));
             }
             Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 let member = (domain, BatchId(batch), RequestId(request));
@@ -409,7 +413,7 @@ impl DomainHints {
         if let Some(between) = between {
             self.admission.handle(now, between);
         }
-        broadcast(now, domain, &event, ports)
+        broadcast(now, domain, &event, ports);
     }
 
     /// Adds a request to a batch. Its announced bytes cross only [`REQUEST_PORT`].
@@ -420,7 +424,7 @@ impl DomainHints {
         deadline_ns: u64,
         bytes: u64,
         ports: &mut [DriverPort],
-    ) -> u64 {
+    ) {
         let deadline = match deadline_ns {
             0 => self.requests.of(now, request),
             own => Time(own),
@@ -435,16 +439,15 @@ impl DomainHints {
             started: false,
         };
         self.admission.handle(now, AdmissionEvent::RequestJoined { batch, load });
-        let join = |(index, port): (usize, &mut DriverPort)| {
+        for (index, port) in ports.iter_mut().enumerate() {
             let event = Event::RequestJoined {
                 batch,
                 request,
                 deadline,
                 bytes: if index == REQUEST_PORT { bytes } else { 0 },
             };
-            port.hint(now, domain, event)
-        };
-        ports.iter_mut().enumerate().map(join).sum()
+            port.hint(now, domain, event);
+        }
     }
 
     /// Runs admission if it is due. Returns an order that the links do not have yet.
@@ -489,8 +492,10 @@ fn admission_config(config: &Config) -> AdmissionConfig {
     }
 }
 
-fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [DriverPort]) -> u64 {
-    ports.iter_mut().map(|port| port.hint(now, domain, event.clone())).sum()
+fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [DriverPort]) {
+    for port in ports {
+        port.hint(now, domain, event.clone());
+    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,6 @@
 //! that is gone goes out unscheduled, too. A record that does not decode releases its client
 //! ([`crate::driver`]). [`super::ends`] ends flows, and [`super::serve`] permits those that wait.
 
-#[cfg(doc)]
-use laxity_policy::domains::SharedLink;
 use laxity_policy::{
     BatchId, Event, FlowSpec, Layer, Level, PeerId, Permit, RequestId, Span, Stage, Time,
 };
@@ -18,6 +16,7 @@ use laxity_wire::trace::SubmitOutcome;
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditConditions;
 use crate::driver::flows::{Accounting, FlowState, flow_id};
+use crate::driver::hint_time::HintTime;
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
 use crate::driver::ports::DriverPort;
@@ -33,9 +32,8 @@ pub struct Intake {
     /// The ports by `nic · 2 + direction`.
     pub ports: Vec<DriverPort>,
     pub hints: Hints,
+    pub hint_time: HintTime,
     pub counters: LoopCounters,
-    /// What the records of the present scan made the links visit, see [`SharedLink::take_work`].
-    pub work: u64,
     /// Sleeping clients that have a permit, as (client, lane). They are woken after the round,
     /// because a wake-up costs more than the rest of the round.
     pub wakes: Vec<(u32, u16)>,
@@ -91,6 +89,17 @@ impl Intake {
 
     #[inline(always)]
     fn spec(&mut self, from: &RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) -> FlowSpec {
+        let name = flow_id(from.client, from.lane, at.tag);
+        // Collectives go first to every peer. So their peers need no numbers, of which there are
+        // few.
+        let peer = match flow.stage {
+            Stage::Collective => PeerId(0),
+            _ => from.state.number_of(flow.peer),
+        };
+        if !self.hint_time.hears(self.now, from.state.domain) {
+            let anonymous = FlowSpec::anonymous(name, flow.stage, flow.bytes);
+            return FlowSpec { whole: flow.whole, peer, ..anonymous };
+        }
         let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));
         let hints = self.hints.of(from.state.domain);
         if flow.batch == 0
@@ -100,19 +109,14 @@ impl Intake {
             (batch, layer) = computed;
         }
         FlowSpec {
-            flow: flow_id(from.client, from.lane, at.tag),
+            flow: name,
             stage: flow.stage,
             batch,
             request: RequestId(flow.request),
             layer,
             bytes: flow.bytes,
             deadline: hints.deadline(self.now, flow.deadline_ns, flow.request),
-            // Collectives go first to every peer. So their peers need no numbers, of which there
-            // are few.
-            peer: match flow.stage {
-                Stage::Collective => PeerId(0),
-                _ => from.state.number_of(flow.peer),
-            },
+            peer,
             whole: flow.whole,
         }
     }
@@ -142,11 +146,16 @@ impl Intake {
             port.link.commit_permit(now, domain, &spec, permit);
             self.permitted_at_once(from, index, &spec, permit, is_fetch)
         } else {
+            let says_much = spec.batch != BatchId(0) && spec.deadline != Time::NEVER;
+            let began = says_much.then(|| self.hint_time.begin());
             port.link.handle(now, domain, Event::FlowArrived(spec));
+            if let Some(began) = began {
+                // Its deadline may change the ranks of all groups of its batch.
+                self.hint_time.end(now, domain, began);
+            }
             if held {
                 port.link.handle(now, domain, Event::FlowHeld { flow: spec.flow });
             }
-            self.work += port.link.take_work(domain);
             SubmitDecision {
                 outcome: match held {
                     true => SubmitOutcome::Held,
@@ -209,7 +218,9 @@ impl Intake {
         }
         match from.state.address_of(flow.peer) {
             // A flow without a batch loads no port in the coordinator's estimates.
-            Some(peer) if flow.batch != 0 => self.hints.cluster.fetches(self.now, spec, peer),
+            Some(peer) if flow.batch != 0 && spec.batch != BatchId(0) => {
+                self.hints.cluster.fetches(self.now, spec, peer)
+            }
             _ => false,
         }
     }

@@ -164,18 +164,14 @@ impl DriverPort {
         }
     }
 
-    /// Gives a hint or an order to the link. Returns the work that it caused, as
-    /// [`SharedLink::take_work`] counts it.
-    pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) -> u64 {
+    pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) {
         let observed =
             self.shadow.as_ref().filter(|shadow| shadow.is_hinted(now)).map(|_| event.clone());
         self.link.handle(now, domain, event);
-        self.dirty = true;
-        let mut work = self.link.take_work(domain);
         if let (Some(shadow), Some(event)) = (&mut self.shadow, observed) {
-            work += shadow.hint(now, event);
+            shadow.hint(now, event);
         }
-        work
+        self.dirty = true;
     }
 
     /// Counts what enforcing would have done to a flow that was sent without a permit.

@@ -6,7 +6,6 @@ use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Hint, Record};
 
 use super::intake::Intake;
-use super::scan_order::WORK_MAX;
 use super::trace::TracedEvent;
 use crate::clients::{ClientState, RecordOrigin};
 
@@ -101,7 +100,15 @@ impl Sink for RecordSink<'_> {
                     let known = Hint::RequestTrace { request, trace, span };
                     intake.trace.note(intake.now, TracedEvent::Hint(known));
                 }
-                intake.work += intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
+                if !intake.hint_time.hears(intake.now, domain) {
+                    return;
+                }
+                let began = intake.hint_time.begin();
+                intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
+                if intake.hint_time.end(intake.now, domain, began) {
+                    let owner = &from.state.identity.owner;
+                    intake.hints.log_unheard(intake.now, owner);
+                }
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
             // These have calls of their own.
@@ -115,11 +122,6 @@ impl Sink for RecordSink<'_> {
             let record = *record;
             (lane, ProtocolViolation::Garbage { problem, record })
         });
-    }
-
-    #[inline]
-    fn is_full(&self) -> bool {
-        self.intake.work >= WORK_MAX
     }
 
     #[inline]

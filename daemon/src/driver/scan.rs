@@ -9,8 +9,8 @@
 use laxity_policy::DomainId;
 use laxity_shm::sync::heavy_fence;
 
+use super::Driver;
 use super::record_sink::RecordSink;
-use super::{BEAT, Driver};
 use crate::clients::{AttachedClient, BUDGET};
 
 /// Empty rounds after which a client is cold.
@@ -30,8 +30,7 @@ pub(super) struct Swept {
 }
 
 impl Driver {
-    /// Scans every hot client, and sometimes a cold one. Returns the number of records. One that
-    /// causes work counts as several.
+    /// Scans every hot client, and sometimes a cold one. Returns the number of records.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
         self.intake.counters.status.rounds += 1;
@@ -49,16 +48,20 @@ impl Driver {
         let mut records = 0;
         let mut at = 0;
         let several = self.domains.are_several();
-        self.domain_records.begin(self.intake.now, several);
+        self.intake.hint_time.is_measured = several;
+        self.domain_records.begin(several);
         if several && !self.order.hot.is_empty() {
             // Another client is the first of the next round.
             self.order.hot.rotate_left(1);
         }
         while let Some(&index) = self.order.hot.get(at) {
-            let Some(taken) = self.scan(index) else {
+            let domain = self.domain_of(index);
+            if !self.domain_records.may_read(domain) {
                 at += 1;
                 continue;
-            };
+            }
+            let taken = self.scan(index);
+            self.domain_records.add(domain, taken);
             records += taken;
             if taken == 0 && self.cools(index) {
                 self.order.cool(at);
@@ -76,27 +79,20 @@ impl Driver {
 
     fn scan_cold(&mut self) -> usize {
         let Some(index) = self.order.take_cold() else { return 0 };
-        let taken = self.scan(index).unwrap_or_default();
+        let taken = self.scan(index);
         if taken > 0 {
             self.order.warm(index);
         }
         taken
     }
 
-    /// Scans the lanes of a client, each with a budget. Returns `None` if its domain has to let
-    /// others go first.
     #[inline]
-    pub(super) fn scan(&mut self, index: u32) -> Option<usize> {
-        let domain = self.domain_of(index);
-        if !self.domain_records.may_read(domain) || self.domain_records.rests(domain) {
-            return None;
-        }
-        let Some(client) = self.clients[index as usize].as_mut() else { return Some(0) };
+    pub(super) fn scan(&mut self, index: u32) -> usize {
+        let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
         let AttachedClient { state, served, idle_scans, budget, .. } = client;
         if state.released {
-            return Some(0);
+            return 0;
         }
-        self.intake.work = 0;
         let mut sink = RecordSink::new(&mut self.intake, index, state);
         let taken = served.scan_into(*budget, &mut sink);
         if taken > 0 {
@@ -105,7 +101,7 @@ impl Driver {
         if let Some((lane, violation)) = sink.violation {
             self.quarantine(index, lane, &violation);
         }
-        Some(self.domain_records.add(domain, taken, self.intake.work))
+        taken
     }
 
     fn cools(&mut self, index: u32) -> bool {
@@ -157,20 +153,17 @@ impl Driver {
     }
 
     /// Reads which lanes are claimed, and scans all lanes of every client, regardless of doorbells.
-    /// Clients of a domain that rests are passed over.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
         let mut swept = Swept { records: 0, is_all: true };
-        self.domain_records.begin(self.intake.now, self.domains.are_several());
+        self.domain_records.begin(self.domains.are_several());
         for index in 0..self.clients.len() as u32 {
             let domain = self.domain_of(index);
-            if self.domain_records.rests(domain) {
-                continue;
-            }
             if !self.domain_records.may_read(domain) {
                 swept.is_all = false;
                 continue;
             }
-            let taken = self.sweep(index, domain);
+            let taken = self.sweep(index);
+            self.domain_records.add(domain, taken);
             swept.records += taken;
             swept.is_all &= taken < BUDGET;
             if taken > 0 {
@@ -182,20 +175,19 @@ impl Driver {
 
     /// Scans every lane of one client. Returns the number of records, which is `BUDGET` or more if
     /// there may be others.
-    fn sweep(&mut self, index: u32, domain: DomainId) -> usize {
+    fn sweep(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else { return 0 };
         if client.state.released {
             return 0;
         }
         client.refresh();
         let AttachedClient { state, served, .. } = client;
-        self.intake.work = 0;
         let mut sink = RecordSink::new(&mut self.intake, index, state);
         let taken = served.sweep_into(BUDGET, &mut sink);
         if let Some((lane, violation)) = sink.violation {
             self.quarantine(index, lane, &violation);
         }
-        self.domain_records.add(domain, taken, self.intake.work)
+        taken
     }
 
     /// Reads all remaining records of a client that has left, so that late completions count.
@@ -205,20 +197,15 @@ impl Driver {
         // The number is bounded, because another process may share the memory and go on writing.
         let slots = usize::from(client.served.region().geometry().slots);
         let most = client.lanes.max(1) * slots;
-        let domain = client.state.domain;
         let mut taken = 0;
-        while taken <= most && !self.domain_records.rests(domain) {
-            match self.sweep(index, domain) {
+        while taken <= most {
+            match self.sweep(index) {
                 0 => break,
                 some => taken += some,
             }
             // A long sweep must neither delay other clients nor look like a stall to them.
             self.scan_hot();
-            self.serve_and_wake();
-            self.intake.now = self.clock.now();
-            if self.intake.now.since(self.last_heartbeat) >= BEAT {
-                self.beat();
-            }
+            self.attend_to_others();
         }
     }
 

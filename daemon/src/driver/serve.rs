@@ -9,6 +9,9 @@ use super::intake::Intake;
 use super::trace::TracedEvent;
 use crate::clients::AttachedClient;
 
+/// Actions of a link after which others have a turn. One event can cause very many: all flows of a
+/// request that can't be in time any more move to the scavenger.
+const ACTIONS_MAX: usize = 512;
 /// The shortest time between two calls of a link without an event.
 const DUE_MIN: Span = Span::from_micros(10);
 
@@ -26,7 +29,14 @@ impl Intake {
 
     fn serve_port(&mut self, clients: &mut [Option<AttachedClient>], index: usize) {
         self.ports[index].dirty = false;
-        while self.ports[index].link.waiting_flows() > 0 {
+        for turn in 0.. {
+            if self.ports[index].link.waiting_flows() == 0 {
+                break;
+            }
+            if turn == ACTIONS_MAX {
+                self.ports[index].due = self.now;
+                return;
+            }
             match self.ports[index].link.poll_action(self.now) {
                 Some(Action::Permit { flow, bytes, level, last }) => {
                     let permit = Permit { bytes, level, last };

@@ -101,12 +101,10 @@ impl ShadowLink {
         self.ahead > 0 || now.since(self.last) < HINTED_FOR
     }
 
-    /// Gives a hint to the link. Returns the work that it caused, see [`Link::take_work`].
-    pub fn hint(&mut self, now: Time, event: Event) -> u64 {
+    pub fn hint(&mut self, now: Time, event: Event) {
         self.advance(now);
         self.link.handle(now, event);
         self.serve(now);
-        self.link.take_work()
     }
 
     /// Takes a flow of a job that was sent without a permit.

@@ -38,10 +38,9 @@ impl Driver {
         // The clients that woke the thread come first. If they sent nothing, it scans all.
         let before = self.intake.quiet;
         let mut records = 0;
-        self.domain_records.begin(self.intake.now, self.domains.are_several());
         for index in rung {
             self.warm(index);
-            records += self.scan(index).unwrap_or_default();
+            records += self.scan(index);
         }
         if self.is_asked(records, before) || !asleep.ordered || self.clients.is_empty() {
             return self.wake_up();
@@ -99,7 +98,6 @@ impl Driver {
         let due = [self.intake.hints.due(), self.intake.hints.cluster.due(), self.publisher.due()];
         let ports_due = ports.iter().map(|port| port.due);
         let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
-        until = until.min(self.domain_records.next_rested());
         // A waiting client looks for heartbeats, even if its flows are held.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
         if waits {

@@ -11,6 +11,9 @@ use crate::time::Span;
 pub const BATCHES_MAX: usize = 65_536;
 /// Maximum number of requests that a link knows.
 pub const REQUESTS_MAX: usize = 262_144;
+/// Maximum number of members of a batch. Requests beyond it belong to no batch. The end of a batch
+/// visits all of them at once.
+pub const MEMBERS_MAX: usize = 4096;
 
 macro_rules! policies {
     ($($(#[$attribute:meta])* $kind:ident = $name:literal,)*) => {

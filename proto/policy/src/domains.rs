@@ -394,12 +394,6 @@ impl SharedLink {
         link.handle(now, event);
     }
 
-    /// Returns the work that the events of a domain caused, see [`Link::take_work`].
-    pub fn take_work(&mut self, domain: DomainId) -> u64 {
-        let at = self.at(domain);
-        self.shares[at].link.take_work()
-    }
-
     /// Returns the next action. Call it until it returns `None`.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         if let [only] = &mut self.shares[..] {

@@ -108,8 +108,6 @@ pub struct Link {
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
-    /// See [`Link::take_work`].
-    work: u64,
     /// The pieces in flight that are larger than the window, each by itself.
     oversized: Oversized,
     /// Whether no other trust domain has a part of the port.
@@ -154,7 +152,6 @@ impl Link {
             promotions: 0,
             demotions: 0,
             order_epoch: None,
-            work: 0,
             oversized: Oversized::default(),
             is_alone: true,
             offered: Time::ZERO,
@@ -371,13 +368,6 @@ impl Link {
             batches: self.port.batches.batches_known(),
             requests: self.port.batches.requests_known(),
         }
-    }
-
-    /// Returns the number of flows, groups and batches that events have visited since the last
-    /// call, beyond those that each event is about. A short hint may be about very many of them. So
-    /// a driver that reads the hints of several users lets the others have turns in proportion.
-    pub const fn take_work(&mut self) -> u64 {
-        core::mem::replace(&mut self.work, 0)
     }
 
     /// Returns the number of flows that have bytes still to be permitted and are not held.

@@ -50,12 +50,6 @@ pub trait Sink {
     /// Handles the garbage after which the lane yields no more records.
     fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage);
 
-    /// Reports whether the sink takes no more records for now. It is asked before each record.
-    #[inline]
-    fn is_full(&self) -> bool {
-        false
-    }
-
     /// Takes the number of records that one poll consumed from the lane.
     #[inline]
     fn drained(&mut self, _lane: u16, _records: usize) {}

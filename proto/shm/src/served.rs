@@ -164,7 +164,7 @@ impl RegionConsumer {
             // `drain` is called at one place in this function, so that `sink` is inlined into it.
             let taken = drain(lane, budget, sink);
             // After a stop by the budget the old value stays, so that the lane is polled again.
-            if taken < budget && !sink.is_full() {
+            if taken < budget {
                 lane.rings = rings;
             }
             total += taken;
@@ -187,8 +187,8 @@ impl RegionConsumer {
         let mut total = 0;
         for lane in &mut self.lanes {
             let taken = drain(lane, budget, sink);
-            if taken == budget || sink.is_full() {
-                // Stopped early: the remaining records will not change the doorbell again.
+            if taken == budget {
+                // Stopped by the budget: the remaining records will not change the doorbell again.
                 lane.rings = self.region.header().rings(lane.index).wrapping_sub(1);
             }
             total += taken;
@@ -239,11 +239,11 @@ impl RegionConsumer {
     }
 }
 
-/// Consumes at most `budget` records of a lane, as long as the sink takes some.
+/// Consumes at most `budget` records of a lane.
 #[inline(always)]
 fn drain(lane: &mut Active, budget: usize, sink: &mut impl Sink) -> usize {
     let mut taken = 0;
-    while taken < budget && !sink.is_full() && lane.consumer.poll_into(lane.index, sink) {
+    while taken < budget && lane.consumer.poll_into(lane.index, sink) {
         taken += 1;
     }
     if taken > 0 {

@@ -13,7 +13,7 @@ use laxity_types::{BatchId, Layer, RequestId};
 
 use super::flows::{NONE, SlotId};
 use super::named::IdTable;
-use crate::config::{BATCHES_MAX, REQUESTS_MAX};
+use crate::config::{BATCHES_MAX, MEMBERS_MAX, REQUESTS_MAX};
 use crate::event::BatchSpec;
 use crate::rli;
 use crate::time::{Span, Time};
@@ -262,11 +262,11 @@ impl BatchTable {
             known.lost = false;
         }
         known.deadline = deadline;
-        if batch == NULL_BATCH {
+        let id = known.id;
+        if batch == NULL_BATCH || self.batch(batch).members.len() >= MEMBERS_MAX {
             return;
         }
-        known.batch = batch;
-        let id = known.id;
+        self.request_mut(request).batch = batch;
         if deadline != Time::NEVER {
             self.batch_mut(batch).members.insert((deadline, id));
         }

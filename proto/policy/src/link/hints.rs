@@ -13,9 +13,10 @@ use crate::event::{BatchSpec, Order};
 use crate::rli;
 use crate::time::Time;
 
-/// Maximum number of waiting flows that get a new deadline of their request at once. Others keep
-/// the deadline that they had. Moving this many takes some milliseconds, for which all others wait.
-const REDATED_MAX: usize = 1 << 14;
+/// Maximum number of waiting flows to which a hint gives a new deadline of their request. Others
+/// keep the one that they had until the hint is repeated. The move of this many takes a millisecond
+/// or two, for which all others wait.
+const REDATED_MAX: usize = 4096;
 
 impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
@@ -44,10 +45,14 @@ impl Link {
             return;
         }
         self.port.batches.join(batch, request, deadline, true);
-        let mut batches = vec![batch];
-        for slot in self.flows_of(request, REDATED_MAX) {
+        let (mut batches, mut redated) = (vec![batch], 0);
+        for slot in self.flows_of(request) {
             let flow = self.port.flows.get(slot);
             if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
+                redated += 1;
+                if redated > REDATED_MAX {
+                    break;
+                }
                 self.forget_deadline(slot);
                 self.port.flows.get_mut(slot).deadline = deadline;
                 batches.extend(self.list_deadline(slot));
@@ -130,16 +135,20 @@ impl Link {
             return;
         }
         self.order_epoch = Some(order.epoch);
-        self.port.pruned.clone_from(&order.pruned);
-        self.port.pruned.sort_unstable();
+        let mut pruned = order.pruned.clone();
+        pruned.sort_unstable();
+        let before = core::mem::replace(&mut self.port.pruned, pruned);
         for batch in self.port.batches.set_sigma(&order.sigma) {
             self.rerank_batch(now, batch);
         }
         for i in 0..self.port.pruned.len() {
-            let Some(request) = self.port.batches.find_request(self.port.pruned[i]) else {
+            let id = self.port.pruned[i];
+            // Flows that arrive later are scavenged on their arrival.
+            if before.binary_search(&id).is_ok() {
                 continue;
-            };
-            for slot in self.flows_of(request, usize::MAX) {
+            }
+            let Some(request) = self.port.batches.find_request(id) else { continue };
+            for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
                 if self.port.queues.get(flow.group).queue != SCAVENGER
                     && self.discipline.prunes(&self.port, flow)
@@ -154,13 +163,14 @@ impl Link {
     /// Moves KV reuse of pruned requests out of the scavenger when their batch starts, because the
     /// batch would stall on it. The move is a promotion, so promotion stays monotonic.
     fn rescue(&mut self, now: Time, batch: SlotId) {
-        let members = &self.port.batches.batch(batch).members;
-        self.work += members.len() as u64;
-        let members = members.iter().map(|&(_, id)| id);
+        if self.port.queues.scavenger().is_none() {
+            return;
+        }
+        let members = self.port.batches.batch(batch).members.iter().map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
             let Some(request) = self.port.batches.find_request(id) else { continue };
-            for slot in self.flows_of(request, usize::MAX) {
+            for slot in self.flows_of(request) {
                 let flow = self.port.flows.get(slot);
                 if flow.spec.stage == Stage::KvReuse
                     && self.port.queues.get(flow.group).queue == SCAVENGER
@@ -176,11 +186,9 @@ impl Link {
     /// Updates the ranks of the batch, and of batches queued behind it, after progress.
     fn progressed(&mut self, now: Time, batch: SlotId) {
         for (slot, was) in self.port.batches.refresh(batch) {
-            self.work += 1;
             let batch = self.port.batches.batch(slot);
             if batch.promotable > 0 && batch.progress != was {
                 for &group in &batch.groups {
-                    self.work += self.port.queues.get(group).layers.len() as u64 / 16;
                     for (&layer, tally) in &self.port.queues.get(group).layers {
                         let before =
                             self.discipline.level_by_rli(&self.port, rli::rli(Layer(layer), was));
@@ -196,15 +204,13 @@ impl Link {
         }
     }
 
-    /// Returns the waiting flows of a request, at most `max`, the latest first.
-    fn flows_of(&mut self, request: SlotId, max: usize) -> Vec<SlotId> {
+    fn flows_of(&self, request: SlotId) -> Vec<SlotId> {
         let mut flows = Vec::new();
         let mut next = self.port.batches.request(request).first;
-        while next != NONE && flows.len() < max {
+        while next != NONE {
             flows.push(next);
             next = self.port.flows.get(next).siblings.0;
         }
-        self.work += flows.len() as u64;
         flows
     }
 }

@@ -250,7 +250,6 @@ impl Link {
                 let groups = &mut self.port.batches.batch_mut(entry.batch).groups;
                 if let Some(at) = groups.iter().position(|&other| other == group) {
                     groups.swap_remove(at);
-                    self.work += at as u64 / 512;
                 }
             }
             self.port.queues.drop_group(group);
@@ -324,9 +323,7 @@ impl Link {
 
     /// Updates the ranks of all groups of the batch.
     pub(super) fn rerank_batch(&mut self, now: Time, batch: SlotId) {
-        let groups = self.port.batches.batch(batch).groups.len();
-        self.work += groups as u64;
-        for i in 0..groups {
+        for i in 0..self.port.batches.batch(batch).groups.len() {
             let group = self.port.batches.batch(batch).groups[i];
             self.rerank(now, group);
         }

@@ -412,64 +412,27 @@ fn work_in_the_levels_that_waits_for_completions_keeps_scavenged_work_of_others_
     assert!(link.poll_action(now).is_some(), "the scavenged work goes");
 }
 
-/// Returns a port on which a request of the hostile domain has `flows` flows that wait, to as many
-/// peers as there can be, and batches queued behind its batch.
-fn with_request(flows: u64, followers: u64) -> SharedLink {
+#[test]
+fn a_hint_gives_a_new_deadline_to_so_many_flows_at_most_and_its_repetition_to_more() {
+    const FLOWS: u64 = 10_000;
     let mut port = SharedLink::new(config()).expect("valid");
-    let (domain, batch) = (DomainId(1), BatchId(BATCH));
-    let layer_time = Span::from_millis(1);
-    for batch in BATCH..=BATCH + followers {
-        let spec = BatchSpec { batch: BatchId(batch), layers: 80, layer_time };
-        port.handle(Time::ZERO, domain, Event::BatchBegan(spec));
+    let (domain, batch, request) = (DomainId(1), BatchId(BATCH), RequestId(REQUEST));
+    for flow in 0..FLOWS {
+        let flow = FlowId(HOSTILE_FROM + flow);
+        let spec = FlowSpec { batch, request, ..FlowSpec::anonymous(flow, Stage::P2d, 1 << 20) };
+        port.handle(Time::ZERO, domain, Event::FlowArrived(spec));
     }
-    for follower in 1..=followers {
-        let ahead = if follower <= 32 { batch } else { BatchId(BATCH + follower - 32) };
-        let queued = Event::BatchQueued { batch: BatchId(BATCH + follower), ahead };
-        port.handle(Time::ZERO, domain, queued);
-    }
-    for flow in 0..flows {
-        let flow = FlowSpec {
-            batch,
-            request: RequestId(REQUEST),
-            peer: PeerId((flow % 4096) as u16),
-            ..FlowSpec::anonymous(FlowId(HOSTILE_FROM + flow), Stage::P2d, 1 << 20)
+    let dated = |port: &SharedLink| {
+        let is_dated = |flow: &u64| {
+            let known = port.link(domain).explain(Time::ZERO, FlowId(HOSTILE_FROM + flow));
+            known.is_some_and(|it| it.spec.deadline.0 == 1 << 40)
         };
-        port.handle(Time::ZERO, domain, Event::FlowArrived(flow));
-    }
-    port.take_work(domain);
-    port
-}
-
-fn join(port: &mut SharedLink, deadline: u64) -> u64 {
-    let (batch, request, deadline) = (BatchId(BATCH), RequestId(REQUEST), Time(deadline));
-    let joined = Event::RequestJoined { batch, request, deadline, bytes: 0 };
-    port.handle(Time::ZERO, DomainId(1), joined);
-    port.take_work(DomainId(1))
-}
-
-#[test]
-fn a_hint_tells_what_it_visits_and_visits_no_flow_twice() {
-    let mut port = with_request(2000, 0);
-    let work = join(&mut port, 1 << 40);
-    assert!((2000..5000).contains(&work), "{work}");
-    assert_eq!(port.take_work(DomainId(1)), 0);
-    let work = join(&mut port, 1 << 40);
-    assert!((2000..5000).contains(&work), "the same deadline again: {work}");
-    let mut port = with_request(0, 500);
-    let began = Event::LayerBegan { batch: BatchId(BATCH), layer: Layer(1) };
-    port.handle(Time::ZERO, DomainId(1), began);
-    let work = port.take_work(DomainId(1));
-    assert!((500..1100).contains(&work), "batches behind the one that advances: {work}");
-}
-
-#[test]
-fn a_hint_gives_a_new_deadline_to_so_many_flows_at_most() {
-    let mut port = with_request(40_000, 0);
-    let work = join(&mut port, 1 << 40);
-    assert!(work < 40_000, "{work}");
-    let dated = |flow| {
-        let known = port.link(DomainId(1)).explain(Time::ZERO, FlowId(HOSTILE_FROM + flow));
-        known.is_some_and(|it| it.spec.deadline.0 == 1 << 40)
+        (0..FLOWS).filter(is_dated).count() as u64
     };
-    assert!(dated(39_999) && !dated(0), "the latest ones");
+    for expected in [4096, 8192, FLOWS] {
+        let deadline = Time(1 << 40);
+        let joined = Event::RequestJoined { batch, request, deadline, bytes: 0 };
+        port.handle(Time::ZERO, domain, joined);
+        assert_eq!(dated(&port), expected);
+    }
 }
