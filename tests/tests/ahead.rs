@@ -77,6 +77,7 @@ fn check(report: &serde_json::Value, status: &Status, posts: u64) {
     assert_eq!(count(report, "bytes"), posts * BYTES);
     assert_eq!(count(report, "completions"), posts);
     assert_eq!(count(report, "bypassed_bytes"), 0);
+    assert_eq!(count(report, "scheduled_bytes"), posts * BYTES);
     assert_eq!(status.totals.permitted_bytes, posts * BYTES, "permitted");
     assert_eq!(status.totals.completed_bytes, posts * BYTES, "completed");
 }
@@ -93,6 +94,39 @@ fn small_work_requests_on_an_idle_port_are_told_of_together_and_none_is_forgotte
     check(&report, &status, POSTS);
     together(&status, POSTS);
     assert_eq!(report["dscp"], serde_json::json!([10]), "as its stage is");
+}
+
+/// The provider changes `wr_complete` when a queue pair is ready to send, as mlx5 does.
+#[test]
+fn work_requests_that_are_built_go_out_though_the_provider_takes_its_function_back() {
+    let (report, status) = post(&[POSTS, BYTES, 1], &[("POST_BUILDS", "1")]);
+    check(&report, &status, POSTS);
+}
+
+/// The provider puts the queue pair into error in a poll, and holds the lock that a post needs.
+#[test]
+fn a_provider_that_breaks_a_queue_pair_in_a_poll_does_not_wait_for_itself() {
+    const LARGE: u64 = 4 << 20;
+    let environment = [("NULL_BREAKS", "1"), ("POST_POLLS_NOT", "1"), ("POST_POLLS_LAST", "1")];
+    let (report, status) = post(&[64, LARGE, 1], &environment);
+    assert_eq!(count(&report, "work_requests"), 64);
+    assert_eq!(count(&report, "completions"), 64);
+    assert!(count(&report, "deferred") > 0, "some waited: {report}");
+    assert_eq!(status.totals.submitted_bytes, 64 * LARGE);
+}
+
+#[test]
+fn work_requests_without_bytes_wait_behind_those_with_some() {
+    const LARGE: u64 = 4 << 20;
+    let environment =
+        [("POST_INVALIDATES", "1"), ("POST_POLLS_NOT", "1"), ("POST_POLLS_LAST", "1")];
+    let (report, status) = post(&[64, LARGE, 1], &environment);
+    assert!(count(&report, "deferred") > 0, "{report}");
+    // One that goes on credit pulls those before it. If each LOCAL_INV did so, all would go.
+    let pulled = count(&report, "pulled");
+    assert!(pulled < 32, "{pulled} went without a permit");
+    assert_eq!(count(&report, "scheduled_bytes"), (64 - pulled) * LARGE);
+    assert_eq!(status.totals.cancelled_flows, pulled);
 }
 
 #[test]

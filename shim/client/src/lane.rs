@@ -77,12 +77,15 @@ impl Lane {
     #[inline(always)]
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
         let mut ticket = Ticket::default();
+        if flow.whole {
+            self.end_revoked_credit(flow);
+        }
         self.submit_into(flow, &mut ticket);
         ticket
     }
 
-    /// Does the same as [`Lane::submit`], and writes the ticket in place. The old ticket is
-    /// forgotten, as if dropped.
+    /// Does the same as [`Lane::submit`] for a flow that can be cut, and writes the ticket in
+    /// place. The old ticket is forgotten, as if dropped.
     ///
     /// The body is the usual path on credit. One comparison shows whether this kind of flow has
     /// credit at hand. One load of the attention word, after the record, shows whether the daemon
@@ -91,6 +94,18 @@ impl Lane {
     pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
         if !self.submit_on_hand(flow, ticket) {
             self.submit_without_credit(flow, ticket);
+        }
+    }
+
+    /// Drops credit at hand that the daemon no longer gives for flows like this one, which goes in
+    /// one piece.
+    #[inline]
+    fn end_revoked_credit(&mut self, flow: &Flow) {
+        if let Some(binding) = &mut self.binding
+            && flow.stage != Stage::Collective
+            && binding.header.credit_stages() & CREDIT_WHOLE == 0
+        {
+            binding.credit.key = 0;
         }
     }
 
@@ -137,12 +152,7 @@ impl Lane {
             *ticket = self.submit_to_next(flow);
             return true;
         }
-        if let Some(binding) = &mut self.binding
-            && flow.stage != Stage::Collective
-            && binding.header.credit_stages() & CREDIT_WHOLE == 0
-        {
-            binding.credit.key = 0;
-        }
+        self.end_revoked_credit(flow);
         if self.submit_on_hand(flow, ticket) {
             return true;
         }

@@ -138,6 +138,10 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
         // SAFETY: `complete` or `abort` unlocks it. One of them must follow in this thread.
         unsafe {
             queue_pair.builder.raw().lock();
+            // mlx5 replaces `wr_complete` with each change to RTS or RESET, and would post nothing
+            // of what is built here.
+            (*qp).wr_complete = Some(complete);
+            (*qp).wr_abort = Some(abort);
             (*queue_pair.builder.data_ptr()).works.clear();
         }
     }

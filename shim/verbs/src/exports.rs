@@ -217,7 +217,9 @@ pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
 }
 
 thread_local! {
-    /// Whether this thread is in `modify`. Calls by the provider belong to the same change.
+    /// Whether this thread is in `modify`, or in a provider that posts or polls. What the provider
+    /// changes there belongs to it. Some providers put a queue pair into error while they poll, and
+    /// hold its lock, which a post of deferred work requests would wait for.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 

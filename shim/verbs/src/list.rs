@@ -6,6 +6,7 @@ use core::ptr;
 use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
 use crate::contexts::PostSend;
+use crate::exports::within;
 use crate::report::COUNTERS;
 use crate::work;
 
@@ -17,7 +18,7 @@ pub(crate) const fn is_full(error: c_int) -> bool {
     error == libc::ENOMEM || error == -libc::ENOMEM
 }
 
-/// Calls the provider's function.
+/// Calls the provider's function. Some providers change a queue pair in it, and hold its lock.
 ///
 /// # Safety
 /// The conditions of `ibv_post_send` hold.
@@ -25,7 +26,7 @@ pub(crate) const fn is_full(error: c_int) -> bool {
 pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> PostResult {
     let mut bad = ptr::null_mut();
     // SAFETY: upheld by the caller.
-    match unsafe { real(ibv, list, &mut bad) } {
+    match within(|| unsafe { real(ibv, list, &mut bad) }) {
         0 => Ok(()),
         error => Err((error, bad)),
     }

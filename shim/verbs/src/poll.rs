@@ -6,6 +6,7 @@ use laxity_ibverbs::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 
 use crate::bundle::{self, agent, candidate};
 use crate::contexts::{self, HookedContext, PollCq};
+use crate::exports::within;
 use crate::lanes;
 use crate::table;
 
@@ -27,7 +28,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         if table::has_aliases() {
             return poll_bundled(context, real, cq, entries, wc);
         }
-        let got = real(cq, entries, wc);
+        let got = within(|| real(cq, entries, wc));
         // A bundle may have begun since, and another thread may have used it.
         if got > 0 && table::has_aliases() {
             return pass_bundled(context, cq, (wc, got), entries, Vec::new());
@@ -74,7 +75,7 @@ unsafe fn poll_bundled(
     }
     // SAFETY: upheld by the caller. The array has room for `entries`.
     unsafe {
-        let got = real(cq, entries - out.len() as c_int, wc);
+        let got = within(|| real(cq, entries - out.len() as c_int, wc));
         if got <= 0 && out.is_empty() {
             return got;
         }

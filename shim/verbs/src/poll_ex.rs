@@ -23,6 +23,7 @@ use parking_lot::RwLock;
 
 use crate::bundle::candidate;
 use crate::contexts::{self, HookedContext};
+use crate::exports::within;
 use crate::queue_pair::QueuePair;
 use crate::{lanes, poll};
 
@@ -142,7 +143,7 @@ unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c
     }
     // SAFETY: upheld by the caller.
     unsafe {
-        let result = (before.start_poll)(cq, attr);
+        let result = within(|| (before.start_poll)(cq, attr));
         account(cq, &before, result);
         result
     }
@@ -151,7 +152,7 @@ unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c
 unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     let Some(before) = before(cq) else { return };
     // SAFETY: upheld by the caller.
-    unsafe { (before.end_poll)(cq) };
+    within(|| unsafe { (before.end_poll)(cq) });
     // The list is gone if an exit handler polls, after the thread's own data were destroyed.
     for kept in KEPT.try_with(RefCell::take).unwrap_or_default() {
         kept.queue_pair.completed(kept.cq as *const ibv_cq, kept.wr_id, kept.status);
@@ -162,7 +163,7 @@ unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
     let Some(before) = before(cq) else { return libc::EINVAL };
     // SAFETY: upheld by the caller.
     unsafe {
-        let result = (before.next_poll)(cq);
+        let result = within(|| (before.next_poll)(cq));
         account(cq, &before, result);
         result
     }

@@ -86,6 +86,8 @@ enum PermitState {
     Waits(Ticket),
     /// The work request may go. Its completion is reported with the ticket.
     Permitted(Ticket),
+    /// The work request moves no bytes and needs no permit. It goes after those before it.
+    Free,
 }
 
 #[derive(Debug)]
@@ -104,8 +106,15 @@ impl Deferred {
     /// false if it has its permit.
     fn pull(&mut self, lane: &mut Lane) -> bool {
         match &mut self.permit {
-            PermitState::Permitted(_) => return false,
-            PermitState::Waits(ticket) => lane.cancel(core::mem::take(ticket)),
+            PermitState::Permitted(_) | PermitState::Free => return false,
+            PermitState::Waits(ticket) => {
+                // It may have come since the last look, before that of a later work request.
+                if lane.poll(ticket).is_some() {
+                    self.permit = PermitState::Permitted(core::mem::take(ticket));
+                    return false;
+                }
+                lane.cancel(core::mem::take(ticket));
+            }
             PermitState::Unasked(_) => {}
         }
         self.permit = PermitState::Permitted(Ticket::default());

@@ -1,7 +1,9 @@
 /* Posts WRITEs one by one and polls for each: nanoseconds of one. Arguments: how many, bytes of each, and
  * of how many one is signaled; then, if wanted, how many SENDs of as much come first, and microseconds
  * between two posts. POST_TCLASS is the traffic class of the queue pair, POST_AFTER_US the time between
- * its making and the first post, POST_WAITS_US that between the last post and the end. */
+ * its making and the first post, POST_WAITS_US that between the last post and the end. With POST_BUILDS
+ * work requests are built by ibv_wr_start and the functions after it. With POST_POLLS_NOT no post is polled
+ * for, and with POST_POLLS_LAST all are at the end. With POST_INVALIDATES a LOCAL_INV follows each. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -13,6 +15,20 @@ static struct ibv_cq cq;
 static struct ibv_qp *qp;
 static struct ibv_sge sge = {.addr = 4096};
 
+static struct ibv_qp_ex *building;
+
+static int build(const struct ibv_send_wr *wr) {
+    ibv_wr_start(building);
+    building->wr_id = wr->wr_id;
+    building->wr_flags = wr->send_flags;
+    if (wr->opcode == IBV_WR_SEND)
+        ibv_wr_send(building);
+    else
+        ibv_wr_rdma_write(building, 0, 0);
+    ibv_wr_set_sge(building, 0, wr->sg_list->addr, wr->sg_list->length);
+    return ibv_wr_complete(building);
+}
+
 static int post(enum ibv_wr_opcode opcode, uint64_t id, int signaled) {
     struct ibv_send_wr *bad, wr = {.wr_id = id,
                                    .sg_list = &sge,
@@ -21,7 +37,12 @@ static int post(enum ibv_wr_opcode opcode, uint64_t id, int signaled) {
                                    .send_flags = signaled ? IBV_SEND_SIGNALED : 0};
     struct ibv_wc wc;
     int error;
-    while ((error = ibv_post_send(qp, &wr, &bad)) == ENOMEM) {}
+    if (getenv("POST_INVALIDATES")) {
+        struct ibv_send_wr invalidate = {.opcode = IBV_WR_LOCAL_INV};
+        wr.next = &invalidate;
+        return ibv_post_send(qp, &wr, &bad);
+    }
+    while ((error = building ? build(&wr) : ibv_post_send(qp, &wr, &bad)) == ENOMEM) {}
     if (error) return 1;
     if (!signaled || getenv("POST_POLLS_NOT")) return 0;
     while (ibv_poll_cq(&cq, 1, &wc) == 0) {}
@@ -45,7 +66,12 @@ int main(int argc, char **argv) {
     sge.length = (uint32_t)atol(argv[2]);
     struct ibv_qp_init_attr init = {
         .send_cq = &cq, .qp_type = IBV_QPT_RC, .cap = {.max_send_wr = 128, .max_send_sge = 1}};
-    qp = ibv_create_qp(&pd, &init);
+    struct ibv_qp_init_attr_ex init_ex = {
+        .send_cq = &cq, .qp_type = IBV_QPT_RC, .cap = init.cap, .pd = &pd,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND};
+    qp = getenv("POST_BUILDS") ? ibv_create_qp_ex(context, &init_ex) : ibv_create_qp(&pd, &init);
+    if (qp && getenv("POST_BUILDS")) building = ibv_qp_to_qp_ex(qp);
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_RTR, .ah_attr = {.is_global = 1}};
     attr.ah_attr.grh.traffic_class = (uint8_t)setting("POST_TCLASS");
     if (!qp || ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV)) return 1;
@@ -62,6 +88,9 @@ int main(int argc, char **argv) {
         if (pause) usleep((useconds_t)pause);
     }
     clock_gettime(CLOCK_MONOTONIC, &ended);
+    struct ibv_wc wc;
+    for (long left = getenv("POST_POLLS_LAST") ? count / every : 0; left > 0;)
+        left -= ibv_poll_cq(&cq, 1, &wc);
     printf("%.1f\n", ((double)(ended.tv_sec - began.tv_sec) * 1e9 +
                       (double)(ended.tv_nsec - began.tv_nsec)) / (double)count);
     usleep((useconds_t)setting("POST_WAITS_US"));

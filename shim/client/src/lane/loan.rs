@@ -71,6 +71,10 @@ impl Lane {
     /// Reports `flow`, which went on a loan and is complete, and returns the rest of the loan to
     /// the credit. If the loan's daemon is gone and did not hand over, the bytes count as bypassed.
     pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
+        let is_scheduled = self.binding.is_some() && self.seat == loan.seat;
+        if is_scheduled || self.was_handed_over(loan.seat) {
+            self.counters.scheduled_bytes.add(flow.bytes);
+        }
         let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
             if flow.bytes > 0 && !self.was_handed_over(loan.seat) {
                 let _ = self.bypassed(flow.bytes);

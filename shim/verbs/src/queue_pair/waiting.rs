@@ -52,7 +52,7 @@ impl QueuePair {
             let permit = match (first.take(), flow) {
                 (Some(ticket), _) => PermitState::Waits(ticket),
                 (None, Some(flow)) => PermitState::Unasked(flow),
-                (None, None) => PermitState::Permitted(Ticket::default()),
+                (None, None) => PermitState::Free,
             };
             if matches!(permit, PermitState::Waits(_)) {
                 state.submitted += 1;
@@ -151,11 +151,15 @@ impl QueuePair {
         // The last permitted work request pulls those before it.
         let mut permitted = None;
         for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
-            if let PermitState::Waits(ticket) = &mut waits.permit {
-                if lane.poll(ticket).is_none() {
-                    continue;
+            match &mut waits.permit {
+                PermitState::Waits(ticket) => {
+                    if lane.poll(ticket).is_none() {
+                        continue;
+                    }
+                    waits.permit = PermitState::Permitted(core::mem::take(ticket));
                 }
-                waits.permit = PermitState::Permitted(core::mem::take(ticket));
+                PermitState::Free if index > 0 => continue,
+                _ => {}
             }
             if index == 0 {
                 return true;
@@ -209,7 +213,7 @@ impl QueuePair {
         state.submitted = state.submitted.saturating_sub(1);
         let ticket = match gone.permit {
             PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,
-            PermitState::Unasked(_) => Ticket::default(),
+            PermitState::Unasked(_) | PermitState::Free => Ticket::default(),
         };
         state.in_flight.push_back(PostedWork {
             wr_id: gone.wr_id,
