@@ -130,6 +130,17 @@ fn work_requests_without_bytes_wait_behind_those_with_some() {
 }
 
 #[test]
+fn a_queue_pair_that_falls_silent_tells_what_it_has_sent_ahead() {
+    let folder = built();
+    let daemon = Daemon::start(folder.path(), "");
+    let child = start(folder.path(), &[1000, BYTES, 1], &[("POST_WAITS_US", "60000000")]);
+    eventually("the daemon is told of all", || {
+        daemon.status().totals.permitted_bytes == 1000 * BYTES
+    });
+    end(child);
+}
+
+#[test]
 fn a_process_that_ends_tells_what_it_has_not_told() {
     let (report, status) = post(&[1000, BYTES, 1], &[("NULL_KEEP", "1")]);
     check(&report, &status, 1000);

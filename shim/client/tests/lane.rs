@@ -92,6 +92,29 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
 }
 
 #[test]
+fn credit_for_idle_ports_ends_for_flows_in_one_piece_when_something_waits() {
+    let (daemon, _client, mut lane) = attached();
+    daemon.knobs.credit.store(10_000, Ordering::SeqCst);
+    daemon.set(&daemon.knobs.idle, true);
+    let whole = Flow { whole: true, ..flow(1000) };
+    eventually("credit arrives", || {
+        let mut ticket = lane.submit(&whole);
+        let on_credit = lane.poll(&mut ticket).is_some();
+        drain(&mut lane, &mut ticket);
+        on_credit
+    });
+    daemon.set(&daemon.knobs.hold, true);
+    let mut ticket = lane.submit(&whole);
+    assert!(lane.poll(&mut ticket).is_some(), "credit is at hand");
+    daemon.set(&daemon.knobs.idle, false);
+    eventually("clients are told", || !daemon.knobs.is_idle.load(Ordering::SeqCst));
+    let mut ticket = lane.submit(&whole);
+    assert!(lane.poll(&mut ticket).is_none(), "it waits, though credit is at hand");
+    daemon.set(&daemon.knobs.hold, false);
+    assert_eq!(drain(&mut lane, &mut ticket), (1000, false));
+}
+
+#[test]
 fn a_full_lane_bypasses_counts_and_recovers() {
     let (daemon, client, mut lane) = attached_to(Geometry { lanes: 2, slots: 16, colour: 3 });
     daemon.set(&daemon.knobs.hold, true);

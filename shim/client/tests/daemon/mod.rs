@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use laxity_shm::consumer::{Incoming, Wake};
-use laxity_shm::layout::{Geometry, attention};
+use laxity_shm::layout::{CREDIT_WHOLE, Geometry, attention};
 use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record, Stage};
@@ -35,6 +35,10 @@ pub(crate) struct Knobs {
     pub(crate) deaf: AtomicBool,
     /// Credit of every lane for each port, in bytes. Spent credit is replaced.
     pub(crate) credit: AtomicU64,
+    /// Whether flows in one piece may use credit whatever their stage.
+    pub(crate) idle: AtomicBool,
+    /// Whether clients were told so.
+    pub(crate) is_idle: AtomicBool,
     /// Bits to raise in every attention word. The others are lowered.
     pub(crate) attention: AtomicU32,
     /// Whether the bypass is switched on and off all the time.
@@ -304,6 +308,9 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         client.served.header().set_daemon_cpu(sleep::current_cpu());
     }
     client.served.header().beat(now_ns());
+    let idle = knobs.idle.load(Ordering::SeqCst);
+    client.served.header().set_credit_stages(1 << 2 | if idle { CREDIT_WHOLE } else { 0 });
+    knobs.is_idle.store(idle, Ordering::SeqCst);
     if knobs.deaf.load(Ordering::SeqCst) {
         return 0;
     }

@@ -82,6 +82,11 @@ impl QueuePairLoan {
         }
     }
 
+    /// Reports whether there is a loan that may not be used any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.loan.as_ref().is_some_and(|loan| !loan.holds())
+    }
+
     /// Reports whether there is no loan, so that everything is reported.
     pub(super) const fn is_idle(&self) -> bool {
         self.loan.is_none()

@@ -79,6 +79,10 @@ impl QueuePair {
         if let Some(flow) = &flow {
             let mut lane = self.shard().lane();
             state.ahead.follow(&mut lane, opcode, flow);
+            if !state.ahead.is_idle() && !state.watched {
+                // The program may post nothing more, and the loan has to end.
+                self.be_watched(state);
+            }
             if !signaled {
                 // The completion of an unsignaled work request can't be observed.
                 self.report_delivered(&mut lane, &flight.ticket, flight.bytes);

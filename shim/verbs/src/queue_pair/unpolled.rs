@@ -25,13 +25,17 @@ impl QueuePair {
         self.shard().watch(self);
     }
 
-    /// Checks the work requests in flight. Returns false if the daemon counts none of them, so that
-    /// no more checks are needed.
+    /// Checks the work requests in flight, and ends a loan whose time is over. Returns false if the
+    /// daemon counts nothing of the queue pair, so that no more checks are needed.
     pub(crate) fn check_in_flight(&'static self) -> bool {
         // The thread that holds the lock handles them.
         let Some(mut state) = self.state.try_lock() else { return true };
         self.settle_unpolled(&mut state);
-        state.watched = state.in_flight.iter().any(|flight| flight.ticket.is_known());
+        if state.ahead.is_over() {
+            self.end_ahead(&mut state);
+        }
+        state.watched =
+            !state.ahead.is_idle() || state.in_flight.iter().any(|flight| flight.ticket.is_known());
         state.watched
     }
 
