@@ -106,8 +106,13 @@ impl Domains {
         (0..self.known.len()).map(|at| DomainId(at as u8))
     }
 
+    /// Returns the number of domains that have clients.
+    pub fn attached(&self) -> usize {
+        self.known.iter().filter(|known| known.clients > 0).count()
+    }
+
     pub fn are_several(&self) -> bool {
-        self.known.iter().filter(|known| known.clients > 0).count() > 1
+        self.attached() > 1
     }
 }
 

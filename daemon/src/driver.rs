@@ -405,8 +405,11 @@ impl Driver {
 
     /// Gives others what they wait for, between parts of long work: permits and a heartbeat.
     fn attend_to_others(&mut self) {
-        self.serve_and_wake();
         self.intake.now = self.clock.now();
+        for port in &mut self.intake.ports {
+            port.dirty |= port.due <= self.intake.now;
+        }
+        self.serve_and_wake();
         if self.intake.now.since(self.last_heartbeat) >= BEAT {
             self.beat();
         }

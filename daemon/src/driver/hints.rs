@@ -60,6 +60,7 @@ pub struct Hints {
     /// The domain whose admission is looked at first.
     turn: usize,
     logged: Time,
+    warned: Time,
     pub cluster: ClusterState,
 }
 
@@ -88,6 +89,7 @@ impl Hints {
             paused_until: Time::ZERO,
             turn: 0,
             logged: Time::ZERO,
+            warned: Time::ZERO,
             cluster: ClusterState::alone(),
         };
         hints.domains.push(hints.domain(now)?);
@@ -223,8 +225,8 @@ impl Hints {
     /// Warns that hints of a user are ignored, once a second at most.
     #[cold]
     pub fn log_unheard(&mut self, now: Time, owner: &Owner) {
-        if now.since(self.logged) >= LOG_EVERY {
-            self.logged = now;
+        if now.since(self.warned) >= LOG_EVERY {
+            self.warned = now;
             warn!(uid = owner.uid, "hints of a user are ignored for a while: they take too long");
         }
     }

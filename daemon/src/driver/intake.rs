@@ -16,7 +16,7 @@ use laxity_wire::trace::SubmitOutcome;
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditConditions;
 use crate::driver::flows::{Accounting, FlowState, flow_id};
-use crate::driver::hint_time::HintTime;
+use crate::driver::hint_time::{HintTime, OF_ARRIVAL};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
 use crate::driver::ports::DriverPort;
@@ -149,9 +149,11 @@ impl Intake {
             let says_much = spec.batch != BatchId(0) && spec.deadline != Time::NEVER;
             let began = says_much.then(|| self.hint_time.begin());
             port.link.handle(now, domain, Event::FlowArrived(spec));
-            if let Some(began) = began {
-                // Its deadline may change the ranks of all groups of its batch.
-                self.hint_time.end(now, domain, began);
+            // Its deadline may change the ranks of all groups of its batch.
+            if let Some(began) = began
+                && self.hint_time.end(now, domain, began, OF_ARRIVAL)
+            {
+                self.hints.log_unheard(now, &from.state.identity.owner);
             }
             if held {
                 port.link.handle(now, domain, Event::FlowHeld { flow: spec.flow });

@@ -1,6 +1,6 @@
 //! Passes the records of a client's lanes to the [`Intake`], one call per kind of record.
 
-use laxity_policy::RequestId;
+use laxity_policy::{RequestId, Span};
 use laxity_shm::consumer::{Consumer, GarbageRecord, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Hint, Record};
@@ -100,12 +100,16 @@ impl Sink for RecordSink<'_> {
                     let known = Hint::RequestTrace { request, trace, span };
                     intake.trace.note(intake.now, TracedEvent::Hint(known));
                 }
-                if !intake.hint_time.hears(intake.now, domain) {
+                let ends = matches!(
+                    hint,
+                    Hint::RequestEnd { .. } | Hint::ComputeEnd { .. } | Hint::BatchEnd { .. }
+                );
+                if !ends && !intake.hint_time.hears(intake.now, domain) {
                     return;
                 }
                 let began = intake.hint_time.begin();
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
-                if intake.hint_time.end(intake.now, domain, began) {
+                if intake.hint_time.end(intake.now, domain, began, Span::ZERO) {
                     let owner = &from.state.identity.owner;
                     intake.hints.log_unheard(intake.now, owner);
                 }

@@ -47,8 +47,9 @@ impl Driver {
     fn scan_hot(&mut self) -> usize {
         let mut records = 0;
         let mut at = 0;
-        let several = self.domains.are_several();
-        self.intake.hint_time.is_measured = several;
+        let domains = self.domains.attached();
+        let several = domains > 1;
+        self.intake.hint_time.set_domains(domains);
         self.domain_records.begin(several);
         if several && !self.order.hot.is_empty() {
             // Another client is the first of the next round.

@@ -17,7 +17,7 @@ const DUE_MIN: Span = Span::from_micros(10);
 
 impl Intake {
     /// Permits what the links allow, after each round. A link with an event is called until it
-    /// returns `None`.
+    /// returns `None`, or [`ACTIONS_MAX`] times and then again in the next turn.
     #[inline]
     pub fn serve(&mut self, clients: &mut [Option<AttachedClient>]) {
         for index in 0..self.ports.len() {

@@ -79,31 +79,37 @@ def engine(monkeypatch):
     return deferred, number, ticket, states
 
 
-def test_a_ticket_stays_until_the_last_piece_of_a_failed_transfer_ends(engine):
+def send(engine, permits):
+    """Gives permits one by one, so that each becomes a transfer of its own."""
     deferred, number, ticket, states = engine
-    for sent in 1, 2, 3:
+    for sent in range(1, permits + 1):
         ticket.given = [CHUNK]
         assert deferred.check(number) == _deferred.WAITING
         assert len(states) == sent
+
+
+def test_a_ticket_with_all_permits_stays_until_the_last_piece_of_a_failed_transfer_ends(engine):
+    deferred, number, ticket, states = engine
+    send(engine, 4)
     states[2] = _deferred.FAILED
     assert deferred.check(number) == _deferred.WAITING
-    assert ticket.cancelled is None, "two pieces move"
-    ticket.given = [CHUNK]
+    assert ticket.cancelled is None, "three pieces move"
+    states[1] = states[3] = _deferred.COMPLETED
     assert deferred.check(number) == _deferred.WAITING
-    assert len(states) == 3, "no more is sent"
-    states[1] = _deferred.COMPLETED
-    assert deferred.check(number) == _deferred.WAITING
-    assert ticket.cancelled is None and ticket.completed == CHUNK
-    states[3] = _deferred.COMPLETED
+    assert ticket.cancelled is None and ticket.completed == 2 * CHUNK
+    states[4] = _deferred.COMPLETED
     assert deferred.check(number) == _deferred.FAILED
+    assert ticket.completed == 3 * CHUNK
     assert ticket.cancelled == CHUNK, "the piece that failed"
-    assert ticket.completed == 2 * CHUNK
 
 
-def test_a_ticket_of_which_nothing_moves_is_cancelled_at_once(engine):
+def test_a_ticket_that_would_get_more_permits_is_cancelled_at_once(engine):
     deferred, number, ticket, states = engine
+    send(engine, 2)
+    states[2] = _deferred.FAILED
+    assert deferred.check(number) == _deferred.WAITING
+    assert ticket.cancelled == 2 * CHUNK
     ticket.given = [CHUNK]
-    deferred.check(number)
-    states[1] = _deferred.FAILED
+    states[1] = _deferred.COMPLETED
     assert deferred.check(number) == _deferred.FAILED
-    assert ticket.cancelled == CHUNK
+    assert len(states) == 2 and ticket.completed == 0, "nothing more is sent or told"

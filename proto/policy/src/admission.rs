@@ -36,7 +36,7 @@ pub use event::{
 
 use laxity_types::{BatchId, RequestId};
 
-use crate::config::{InvalidConfig, MEMBERS_MAX};
+use crate::config::{BATCH_MEMBERS_MAX, InvalidConfig};
 use crate::event::Order;
 use crate::prune::{
     BatchSlot, Doomed, Member, MemberSlot, PACE_UNIT, PruneLimits, Pruner, TrafficTable, Turn,
@@ -332,7 +332,7 @@ impl Admission {
         if let Some(&known) = self.requests.get(&load.request) {
             self.leave(load.request, known);
         }
-        let is_full = self.traffic.members_of(batch).len() >= MEMBERS_MAX;
+        let is_full = self.traffic.members_of(batch).len() >= BATCH_MEMBERS_MAX;
         if is_full || !self.make_room(1, load.ports.len(), Some(batch)) {
             self.pruned.remove(&load.request);
             self.counters.loads_refused += 1;

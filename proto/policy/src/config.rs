@@ -13,7 +13,7 @@ pub const BATCHES_MAX: usize = 65_536;
 pub const REQUESTS_MAX: usize = 262_144;
 /// Maximum number of members of a batch. Requests beyond it belong to no batch. The end of a batch
 /// visits all of them at once.
-pub const MEMBERS_MAX: usize = 4096;
+pub const BATCH_MEMBERS_MAX: usize = 4096;
 
 macro_rules! policies {
     ($($(#[$attribute:meta])* $kind:ident = $name:literal,)*) => {

@@ -61,7 +61,7 @@ use port::Port;
 use queue::{QueueId, SCAVENGER};
 use starved::Starved;
 
-use laxity_types::{FlowId, Layer, Level, PeerId, Stage};
+use laxity_types::{FlowId, Layer, Level, PeerId, RequestId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{Discipline, UncontendedFlow};
@@ -100,6 +100,8 @@ pub struct Link {
     /// Batches with flows whose level must be checked, by the time of their first check.
     due: BTreeSet<(Time, SlotId)>,
     moved: VecDeque<Action>,
+    /// Requests that an order pruned and whose flows were not all moved yet.
+    to_scavenge: VecDeque<RequestId>,
     waiting: usize,
     arrivals: u64,
     by_level: [Tally; Level::ROWS],
@@ -144,6 +146,7 @@ impl Link {
             port,
             due: BTreeSet::new(),
             moved: VecDeque::new(),
+            to_scavenge: VecDeque::new(),
             waiting: 0,
             arrivals: 0,
             by_level: [Tally::default(); Level::ROWS],
@@ -327,6 +330,9 @@ impl Link {
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         self.last_now = now;
         self.port.load.advance(now);
+        if self.moved.is_empty() && !self.to_scavenge.is_empty() {
+            self.scavenge_pruned(now);
+        }
         if let Some(moved) = self.moved.pop_front() {
             return Some(moved);
         }

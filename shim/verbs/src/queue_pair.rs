@@ -24,6 +24,7 @@ mod at_once;
 mod bundle_control;
 mod bundled;
 mod completion;
+mod deferred;
 #[cfg(test)]
 pub(crate) mod model;
 mod unpolled;
@@ -34,7 +35,8 @@ use core::ptr;
 use std::collections::VecDeque;
 
 use ahead::QueuePairLoan;
-use laxity_client::{Flow, Lane, Stage, Ticket, peers};
+use deferred::{Deferred, PermitState};
+use laxity_client::{Ticket, peers};
 use laxity_ibverbs::{
     ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_send_wr,
 };
@@ -52,7 +54,7 @@ use crate::lanes::{self, LANES, LaneShard};
 use crate::list::{PostResult, pass};
 use crate::report::COUNTERS;
 use crate::table;
-use crate::work::{self, DeferredRequest, SendLimits};
+use crate::work::{self, SendLimits};
 
 /// Largest number of submitted work requests of a queue pair. The daemon sees what comes next, and
 /// many queue pairs fit into a lane.
@@ -75,51 +77,6 @@ enum SendReadiness {
     Ready,
     /// The queue pair is in error, and each work request completes at once with an error.
     Broken,
-}
-
-/// The permit of a waiting work request.
-#[derive(Debug)]
-enum PermitState {
-    /// The flow is not submitted.
-    Unasked(Flow),
-    /// The flow is submitted and waits for its permit.
-    Waits(Ticket),
-    /// The work request may go. Its completion is reported with the ticket.
-    Permitted(Ticket),
-    /// The work request moves no bytes and needs no permit. It goes after those before it.
-    Free,
-}
-
-#[derive(Debug)]
-struct Deferred {
-    work: DeferredRequest,
-    wr_id: u64,
-    signaled: bool,
-    bytes: u64,
-    permit: PermitState,
-    /// The stage as which it may go to another queue pair of a bundle.
-    leaves_as: Option<Stage>,
-}
-
-impl Deferred {
-    /// Marks the work request as ready to post without its permit, and cancels the wait. Returns
-    /// false if it has its permit.
-    fn pull(&mut self, lane: &mut Lane) -> bool {
-        match &mut self.permit {
-            PermitState::Permitted(_) | PermitState::Free => return false,
-            PermitState::Waits(ticket) => {
-                // It may have come since the last look, before that of a later work request.
-                if lane.poll(ticket).is_some() {
-                    self.permit = PermitState::Permitted(core::mem::take(ticket));
-                    return false;
-                }
-                lane.cancel(core::mem::take(ticket));
-            }
-            PermitState::Unasked(_) => {}
-        }
-        self.permit = PermitState::Permitted(Ticket::default());
-        true
-    }
 }
 
 /// A work request that the provider has.

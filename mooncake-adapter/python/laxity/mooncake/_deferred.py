@@ -51,6 +51,7 @@ class _Pending:
         self.gate = gate
         self.start = start
         self.under_way: list[_Sent] = []
+        self.cancelled: list[Ticket] = []
         self.status = WAITING
         #: The status of a piece that failed, and what Mooncake returned for a piece that it refused.
         self.failure = 0
@@ -62,17 +63,17 @@ class _Pending:
         return self.gate is None or self.gate.is_over
 
     def fail(self, status: int) -> None:
-        """Asks for no more permits."""
+        """Cancels the tickets that would get more permits."""
         if self.gate is not None:
-            self.gate.cancel(but=[sent.ticket for sent in self.under_way])
+            self.cancelled += self.gate.cancel()
         self.failure = self.failure or status
 
     def end(self, sent: _Sent) -> None:
-        """Ends the pieces of a permit. A ticket of a failed transfer is cancelled when the last of its pieces ends:
-        until then its permitted bytes are in flight."""
+        """Ends the pieces of a permit. A ticket that has all its permits is cancelled when the last of its pieces ends:
+        until then its bytes are in flight."""
         self.under_way.remove(sent)
         ticket = sent.ticket
-        if ticket is None:
+        if ticket is None or any(other is ticket for other in self.cancelled):
             return
         if not sent.has_failed:
             ticket.complete(sent.nbytes)

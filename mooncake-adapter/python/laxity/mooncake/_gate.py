@@ -8,7 +8,7 @@ without moving.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from .. import _measured
 from .._laxity import Ticket, _stage_of, _Transfers
@@ -81,13 +81,14 @@ class Gate:
                 return flow.ticket, nbytes, flow.pieces.take(nbytes)
         return None
 
-    def cancel(self, but: Sequence[Ticket | None] = ()) -> None:
-        """Cancels all flows that were not handed out. The tickets in ``but`` are left to the caller."""
-        for flow in self._flows:
-            if not any(flow.ticket is other for other in but):
-                flow.ticket.cancel()
+    def cancel(self) -> list[Ticket]:
+        """Cancels all flows that were not handed out, and returns their tickets."""
+        tickets = [flow.ticket for flow in self._flows]
+        for ticket in tickets:
+            ticket.cancel()
         self._flows.clear()
         self._to_come = iter(())
+        return tickets
 
 
 def _address(session: str) -> str:

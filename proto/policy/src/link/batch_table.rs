@@ -13,7 +13,7 @@ use laxity_types::{BatchId, Layer, RequestId};
 
 use super::flows::{NONE, SlotId};
 use super::named::IdTable;
-use crate::config::{BATCHES_MAX, MEMBERS_MAX, REQUESTS_MAX};
+use crate::config::{BATCH_MEMBERS_MAX, BATCHES_MAX, REQUESTS_MAX};
 use crate::event::BatchSpec;
 use crate::rli;
 use crate::time::{Span, Time};
@@ -263,7 +263,7 @@ impl BatchTable {
         }
         known.deadline = deadline;
         let id = known.id;
-        if batch == NULL_BATCH || self.batch(batch).members.len() >= MEMBERS_MAX {
+        if batch == NULL_BATCH || self.batch(batch).members.len() >= BATCH_MEMBERS_MAX {
             return;
         }
         self.request_mut(request).batch = batch;

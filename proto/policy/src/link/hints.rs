@@ -13,10 +13,9 @@ use crate::event::{BatchSpec, Order};
 use crate::rli;
 use crate::time::Time;
 
-/// Maximum number of waiting flows to which a hint gives a new deadline of their request. Others
-/// keep the one that they had until the hint is repeated. The move of this many takes a millisecond
-/// or two, for which all others wait.
-const REDATED_MAX: usize = 4096;
+/// Maximum number of flows that one hint or one part of an order moves while other trust domains
+/// use the port. The move of this many takes a millisecond or two, for which the others wait.
+const MOVED_MAX: usize = 4096;
 
 impl Link {
     pub(super) fn batch_began(&mut self, now: Time, spec: &BatchSpec) {
@@ -46,11 +45,13 @@ impl Link {
         }
         self.port.batches.join(batch, request, deadline, true);
         let (mut batches, mut redated) = (vec![batch], 0);
-        for slot in self.flows_of(request) {
+        // The first ones are served first. Beyond the bound, flows keep the deadline that they had
+        // until the hint is repeated.
+        for slot in self.flows_of(request).into_iter().rev() {
             let flow = self.port.flows.get(slot);
             if flow.spec.deadline == Time::NEVER && flow.deadline != deadline {
                 redated += 1;
-                if redated > REDATED_MAX {
+                if redated > MOVED_MAX && !self.is_alone {
                     break;
                 }
                 self.forget_deadline(slot);
@@ -117,7 +118,8 @@ impl Link {
 
     pub(super) fn batch_ended(&mut self, now: Time, batch: BatchId) {
         let Some(slot) = self.port.batches.find_batch(batch) else { return };
-        if slot == NULL_BATCH {
+        let known = self.port.batches.batch(slot);
+        if slot == NULL_BATCH || known.finished && !known.is_announced() {
             return;
         }
         for follower in self.port.batches.end_batch(slot) {
@@ -141,22 +143,32 @@ impl Link {
         for batch in self.port.batches.set_sigma(&order.sigma) {
             self.rerank_batch(now, batch);
         }
-        for i in 0..self.port.pruned.len() {
-            let id = self.port.pruned[i];
-            // Flows that arrive later are scavenged on their arrival.
-            if before.binary_search(&id).is_ok() {
-                continue;
-            }
-            let Some(request) = self.port.batches.find_request(id) else { continue };
-            for slot in self.flows_of(request) {
+        // Flows that arrive later are scavenged on their arrival.
+        let is_new = |id: &RequestId| before.binary_search(id).is_err();
+        self.to_scavenge.extend(self.port.pruned.iter().copied().filter(is_new));
+        self.scavenge_pruned(now);
+    }
+
+    /// Moves flows of newly pruned requests to the scavenger, [`MOVED_MAX`] at a time.
+    pub(super) fn scavenge_pruned(&mut self, now: Time) {
+        let mut moves = 0;
+        while let Some(&id) = self.to_scavenge.front() {
+            let request = self.port.batches.find_request(id).filter(|_| self.port.is_pruned(id));
+            for slot in request.map_or_else(Vec::new, |request| self.flows_of(request)) {
                 let flow = self.port.flows.get(slot);
-                if self.port.queues.get(flow.group).queue != SCAVENGER
-                    && self.discipline.prunes(&self.port, flow)
+                if self.port.queues.get(flow.group).queue == SCAVENGER
+                    || !self.discipline.prunes(&self.port, flow)
                 {
-                    let moved = self.relocate(now, slot, QueuePosition::scavenger());
-                    self.moved.extend(moved);
+                    continue;
                 }
+                if moves == MOVED_MAX {
+                    return;
+                }
+                moves += 1;
+                let moved = self.relocate(now, slot, QueuePosition::scavenger());
+                self.moved.extend(moved);
             }
+            self.to_scavenge.pop_front();
         }
     }
 

@@ -417,6 +417,9 @@ fn a_hint_gives_a_new_deadline_to_so_many_flows_at_most_and_its_repetition_to_mo
     const FLOWS: u64 = 10_000;
     let mut port = SharedLink::new(config()).expect("valid");
     let (domain, batch, request) = (DomainId(1), BatchId(BATCH), RequestId(REQUEST));
+    // Another domain uses the port, too.
+    let other = FlowSpec::anonymous(FlowId(0), Stage::P2d, 1);
+    port.handle(Time::ZERO, HONEST, Event::FlowArrived(other));
     for flow in 0..FLOWS {
         let flow = FlowId(HOSTILE_FROM + flow);
         let spec = FlowSpec { batch, request, ..FlowSpec::anonymous(flow, Stage::P2d, 1 << 20) };
@@ -435,4 +438,22 @@ fn a_hint_gives_a_new_deadline_to_so_many_flows_at_most_and_its_repetition_to_mo
         port.handle(Time::ZERO, domain, joined);
         assert_eq!(dated(&port), expected);
     }
+}
+
+#[test]
+fn an_order_moves_all_flows_of_a_request_that_it_prunes_however_many_they_are() {
+    const FLOWS: u64 = 10_000;
+    let mut port = SharedLink::new(config()).expect("valid");
+    let (domain, request) = (DomainId(1), RequestId(REQUEST));
+    for flow in 0..FLOWS {
+        let flow = FlowId(HOSTILE_FROM + flow);
+        let spec = FlowSpec { request, ..FlowSpec::anonymous(flow, Stage::P2d, 1 << 20) };
+        port.handle(Time::ZERO, domain, Event::FlowArrived(spec));
+    }
+    let order = Order { epoch: 1, sigma: Vec::new(), pruned: vec![request] };
+    port.handle(Time::ZERO, domain, Event::OrderChanged(order));
+    let first = port.link(domain).snapshot().demotions;
+    assert!(first < FLOWS, "{first} at once");
+    while port.poll_action(Time::ZERO).is_some() {}
+    assert_eq!(port.link(domain).snapshot().demotions, FLOWS);
 }

@@ -79,15 +79,15 @@ impl QueuePair {
         if let Some(flow) = &flow {
             let mut lane = self.shard().lane();
             state.ahead.follow(&mut lane, opcode, flow);
-            if !state.ahead.is_idle() && !state.watched {
-                // The program may post nothing more, and the loan has to end.
-                self.be_watched(state);
-            }
             if !signaled {
                 // The completion of an unsignaled work request can't be observed.
                 self.report_delivered(&mut lane, &flight.ticket, flight.bytes);
                 flight = PostedWork::unreported(flight.wr_id, false);
             }
+        }
+        if !state.ahead.is_idle() && !state.watched {
+            // The program may post nothing more, and the loan has to end.
+            self.be_watched(state);
         }
         self.one_launched(state, flight, bytes);
         result
