@@ -10,6 +10,9 @@
 
 use laxity_policy::domains::DOMAINS_MAX;
 use laxity_policy::{DomainId, Span, Time};
+use tracing::warn;
+
+use crate::owner::Owner;
 
 /// Processor time that a domain's hints may take at a time.
 const FREE: Span = Span::from_millis(5);
@@ -19,6 +22,8 @@ const SHARE: u64 = 4;
 /// Processor time of a flow's arrival that is not charged. Usual ones take less.
 pub const OF_ARRIVAL: Span = Span::from_micros(5);
 
+const WARN_EVERY: Span = Span::from_millis(1000);
+
 #[derive(Debug)]
 pub struct HintTime {
     processor_time: fn() -> Time,
@@ -27,11 +32,13 @@ pub struct HintTime {
     /// When each domain has waited for all that its hints took. It is heard [`FREE`] times
     /// [`SHARE`] earlier.
     paid: [Time; DOMAINS_MAX],
+    /// When the last warning was logged.
+    warned: Time,
 }
 
 impl HintTime {
     pub const fn new(processor_time: fn() -> Time) -> Self {
-        Self { processor_time, domains: 1, paid: [Time::ZERO; DOMAINS_MAX] }
+        Self { processor_time, domains: 1, paid: [Time::ZERO; DOMAINS_MAX], warned: Time::ZERO }
     }
 
     /// Sets the number of domains that have clients.
@@ -67,6 +74,15 @@ impl HintTime {
         let paid = &mut self.paid[usize::from(domain.0)];
         *paid = (*paid).max(now) + took.times(share);
         heard && !self.hears(now, domain)
+    }
+
+    /// Warns that hints of a user are ignored, once in [`WARN_EVERY`] at most.
+    #[cold]
+    pub fn warn(&mut self, now: Time, owner: &Owner) {
+        if now.since(self.warned) >= WARN_EVERY {
+            self.warned = now;
+            warn!(uid = owner.uid, "hints of a user are ignored for a while: they take too long");
+        }
     }
 
     /// Forgets what a domain owes, for another one with its number.

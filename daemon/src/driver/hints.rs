@@ -21,7 +21,7 @@ use laxity_policy::{
     BatchId, BatchSpec, DomainId, Event, Layer, Order, PortId, RequestId, Span, Time,
 };
 use laxity_shm::record::Hint;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
@@ -31,7 +31,6 @@ use crate::driver::deadlines::{Deadlines, RequestTraces, TraceOfRequest, trace_i
 use crate::driver::id_owners::{IdOwners, WorkId};
 use crate::driver::ports::DriverPort;
 use crate::driver::running::Running;
-use crate::owner::Owner;
 
 /// The time between two logged events of requests.
 const LOG_EVERY: Span = Span::from_millis(1000);
@@ -60,7 +59,6 @@ pub struct Hints {
     /// The domain whose admission is looked at first.
     turn: usize,
     logged: Time,
-    warned: Time,
     pub cluster: ClusterState,
 }
 
@@ -89,7 +87,6 @@ impl Hints {
             paused_until: Time::ZERO,
             turn: 0,
             logged: Time::ZERO,
-            warned: Time::ZERO,
             cluster: ClusterState::alone(),
         };
         hints.domains.push(hints.domain(now)?);
@@ -219,15 +216,6 @@ impl Hints {
             self.logged = now;
             let trace_id = trace_id(self.trace_of(domain, request));
             debug!(request = request.0, trace_id, "{event}");
-        }
-    }
-
-    /// Warns that hints of a user are ignored, once a second at most.
-    #[cold]
-    pub fn log_unheard(&mut self, now: Time, owner: &Owner) {
-        if now.since(self.warned) >= LOG_EVERY {
-            self.warned = now;
-            warn!(uid = owner.uid, "hints of a user are ignored for a while: they take too long");
         }
     }
 

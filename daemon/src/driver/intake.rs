@@ -153,7 +153,7 @@ impl Intake {
             if let Some(began) = began
                 && self.hint_time.end(now, domain, began, OF_ARRIVAL)
             {
-                self.hints.log_unheard(now, &from.state.identity.owner);
+                self.hint_time.warn(now, &from.state.identity.owner);
             }
             if held {
                 port.link.handle(now, domain, Event::FlowHeld { flow: spec.flow });

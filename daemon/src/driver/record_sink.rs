@@ -111,7 +111,7 @@ impl Sink for RecordSink<'_> {
                 intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 if intake.hint_time.end(intake.now, domain, began, Span::ZERO) {
                     let owner = &from.state.identity.owner;
-                    intake.hints.log_unheard(intake.now, owner);
+                    intake.hint_time.warn(intake.now, owner);
                 }
                 intake.trace.note(intake.now, TracedEvent::Hint(hint));
             }
