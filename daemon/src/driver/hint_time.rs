@@ -20,7 +20,7 @@ const FREE: Span = Span::from_millis(5);
 /// domains share as much.
 const SHARE: u64 = 4;
 /// Processor time of a flow's arrival that is not charged. Usual ones take less.
-pub const OF_ARRIVAL: Span = Span::from_micros(5);
+pub const ARRIVAL_FREE: Span = Span::from_micros(5);
 
 const WARN_EVERY: Span = Span::from_millis(1000);
 
@@ -56,7 +56,8 @@ impl HintTime {
         self.domains < 2 || self.paid[usize::from(domain.0)].since(now) <= FREE.times(self.share())
     }
 
-    /// Begins a measurement.
+    /// Returns the processor time before a hint is taken, for [`HintTime::end`]. With one domain
+    /// the clock is not read.
     #[inline]
     pub fn begin(&self) -> Time {
         if self.domains < 2 { Time::ZERO } else { (self.processor_time)() }

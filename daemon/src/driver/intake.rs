@@ -16,7 +16,7 @@ use laxity_wire::trace::SubmitOutcome;
 use crate::clients::{ClientState, RecordOrigin};
 use crate::driver::credit::CreditConditions;
 use crate::driver::flows::{Accounting, FlowState, flow_id};
-use crate::driver::hint_time::{HintTime, OF_ARRIVAL};
+use crate::driver::hint_time::{ARRIVAL_FREE, HintTime};
 use crate::driver::hints::Hints;
 use crate::driver::peers::PeerNumbers;
 use crate::driver::ports::DriverPort;
@@ -151,7 +151,7 @@ impl Intake {
             port.link.handle(now, domain, Event::FlowArrived(spec));
             // Its deadline may change the ranks of all groups of its batch.
             if let Some(began) = began
-                && self.hint_time.end(now, domain, began, OF_ARRIVAL)
+                && self.hint_time.end(now, domain, began, ARRIVAL_FREE)
             {
                 self.hint_time.warn(now, &from.state.identity.owner);
             }
